@@ -1,0 +1,206 @@
+//! The words for verdicts, failures and moments. One sentence each, with numbers.
+
+use crate::lifecycle::{Moment, MomentKind};
+use crate::model::{Cause, Failure, NodeId, Snapshot};
+use crate::schedule::Constraint;
+use crate::time::Time;
+
+/// Names of nodes, for sentences about them.
+pub trait NodeNames {
+    /// The node's name, or something that identifies it.
+    fn node_name(&self, id: NodeId) -> String;
+}
+
+impl NodeNames for Snapshot {
+    fn node_name(&self, id: NodeId) -> String {
+        self.nodes.get(&id).map_or_else(|| format!("node {}", id.0), |n| n.name.clone())
+    }
+}
+
+fn plural(n: u32, one: &str) -> String {
+    if n == 1 { format!("1 {one}") } else { format!("{n} {one}s") }
+}
+
+fn of_types(types: &[String]) -> String {
+    if types.is_empty() { String::new() } else { format!(" of {}", types.join(" or ")) }
+}
+
+/// Why a job waits.
+#[must_use]
+pub fn constraint(constraint: &Constraint, now: Time) -> String {
+    match constraint {
+        Constraint::Paused { by } => format!("all starts are paused by {by}"),
+        Constraint::QueueHeld { queue } => format!("queue {queue} is held"),
+        Constraint::Environment { .. } => "its environment is being prepared".to_owned(),
+        Constraint::BackOff { until } => {
+            format!("pauses {} after its last attempt", until.since(now))
+        }
+        Constraint::Capacity {
+            needs_nodes,
+            gpus_per_node,
+            gpu_types,
+            nodes_with_room,
+            free_gpus,
+            most_free_on_a_node,
+        } => {
+            let need = format!(
+                "needs {} with {} free{}",
+                plural(*needs_nodes, "node"),
+                plural(*gpus_per_node, "GPU"),
+                of_types(gpu_types)
+            );
+            let have = match nodes_with_room {
+                0 => format!("{free_gpus} free, at most {most_free_on_a_node} on one node"),
+                1 => format!("1 node has room, {free_gpus} GPUs free"),
+                n => format!("{n} nodes have room, {free_gpus} GPUs free"),
+            };
+            format!("{need}; {have}")
+        }
+        Constraint::Never { needs_nodes, gpus_per_node, gpu_types, capable_nodes } => format!(
+            "can never start: needs {} with {}{}, and the pool has {} that large; cancel it or ask for less",
+            plural(*needs_nodes, "node"),
+            plural(*gpus_per_node, "GPU"),
+            of_types(gpu_types),
+            if *capable_nodes == 0 { "no node".to_owned() } else { format!("only {}", plural(*capable_nodes, "node")) },
+        ),
+    }
+}
+
+/// How a process ended, in the words of a shell.
+#[must_use]
+pub fn exit(code: i32, signal: Option<i32>) -> String {
+    match signal {
+        Some(signal) => format!("was ended by {}", signal_name(signal)),
+        None => format!("exited with {code}"),
+    }
+}
+
+fn signal_name(signal: i32) -> String {
+    let name = match signal {
+        1 => "SIGHUP",
+        2 => "SIGINT",
+        3 => "SIGQUIT",
+        4 => "SIGILL",
+        6 => "SIGABRT",
+        7 => "SIGBUS",
+        8 => "SIGFPE",
+        9 => "SIGKILL",
+        11 => "SIGSEGV",
+        13 => "SIGPIPE",
+        15 => "SIGTERM",
+        other => return format!("signal {other}"),
+    };
+    format!("{name} (signal {signal})")
+}
+
+/// A failure in a few words, without node names.
+#[must_use]
+pub fn failure_short(failure: &Failure) -> String {
+    match &failure.cause {
+        Cause::Rank { rank, exit: e, .. } => format!("rank {rank} {}", exit(e.code, e.signal)),
+        Cause::WorkerLost { worker, .. } => format!("worker {worker} is lost"),
+        Cause::Launch { worker, .. } => format!("worker {worker} could not start"),
+        Cause::TimeLimit { limit } => format!("the time limit of {limit} is reached"),
+        Cause::Environment { .. } => "the environment could not be made".to_owned(),
+    }
+}
+
+/// A failure in one sentence: what, which rank, which node, why.
+#[must_use]
+pub fn failure(failure: &Failure, names: &dyn NodeNames) -> String {
+    match &failure.cause {
+        Cause::Rank { attempt, rank, worker, node, exit: e } => format!(
+            "rank {rank} (worker {worker} on {}) {} in attempt {attempt}",
+            names.node_name(*node),
+            exit(e.code, e.signal)
+        ),
+        Cause::WorkerLost { attempt, worker, node, reason } => {
+            format!("worker {worker} on {} is lost in attempt {attempt}: {reason}", names.node_name(*node))
+        }
+        Cause::Launch { attempt, worker, node, reason } => {
+            format!("worker {worker} on {} could not start in attempt {attempt}: {reason}", names.node_name(*node))
+        }
+        Cause::TimeLimit { limit } => {
+            format!(
+                "the time limit of {limit} is reached; raise `timeLimit` and run it again, it resumes from its checkpoint"
+            )
+        }
+        Cause::Environment { reason } => format!("the environment could not be made: {reason}"),
+    }
+}
+
+/// An entry of the timeline in one sentence.
+#[must_use]
+pub fn moment(moment: &Moment, names: &dyn NodeNames) -> String {
+    match &moment.kind {
+        MomentKind::Submitted { by } => format!("submitted by {by}"),
+        MomentKind::Placed { nodes, gpus } => {
+            let list: Vec<String> = nodes.iter().map(|n| names.node_name(*n)).collect();
+            format!("attempt {} got {} on {}", moment.attempt, plural(*gpus, "GPU"), list.join(", "))
+        }
+        MomentKind::Running { ranks } => {
+            if *ranks == 1 {
+                "its rank is up".to_owned()
+            } else {
+                format!("all {ranks} ranks are up")
+            }
+        }
+        MomentKind::FirstStep { step } => format!("first step: {step}"),
+        MomentKind::CaughtUp { step } => format!("caught up with the attempts before at step {step}"),
+        MomentKind::CheckpointComplete { step, path } => format!("checkpoint of step {step} complete: {path}"),
+        MomentKind::CheckpointFailed { step } => format!("checkpoint of step {step} was not completed"),
+        MomentKind::Facts { values } => {
+            let list: Vec<String> = values.iter().map(|(k, v)| format!("{k}={v}")).collect();
+            format!("reported {}", list.join(", "))
+        }
+        MomentKind::Failing { failure: f } => failure(f, names),
+        MomentKind::Suspending { by } => format!("being suspended by {by}"),
+        MomentKind::Cancelling { by } => format!("being cancelled by {by}"),
+        MomentKind::TimeLimitReached => "the time limit is reached".to_owned(),
+        MomentKind::NeverReady { missing } => {
+            let list: Vec<String> = missing.iter().map(u32::to_string).collect();
+            format!("not every worker was ready in time; missing: {}", list.join(", "))
+        }
+        MomentKind::RequeueAsked { rank } => format!("rank {rank} asked to be queued again (exit code 75)"),
+        MomentKind::QueuedAgain { not_before } => match not_before {
+            Some(t) => format!("queued again, not before {} from now", t.since(moment.at)),
+            None => "queued again in its old place".to_owned(),
+        },
+        MomentKind::Succeeded => "succeeded".to_owned(),
+        MomentKind::Failed { failure: f } => format!("failed: {}", failure(f, names)),
+        MomentKind::Cancelled { by } => format!("cancelled by {by}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_constraint_says_what_is_missing() {
+        let capacity = |room, free, most| Constraint::Capacity {
+            needs_nodes: 2,
+            gpus_per_node: 8,
+            gpu_types: vec!["H100".into()],
+            nodes_with_room: room,
+            free_gpus: free,
+            most_free_on_a_node: most,
+        };
+        let say = |c: &Constraint| constraint(c, Time(0));
+        assert_eq!(say(&capacity(0, 8, 4)), "needs 2 nodes with 8 GPUs free of H100; 8 free, at most 4 on one node");
+        assert_eq!(say(&capacity(1, 11, 8)), "needs 2 nodes with 8 GPUs free of H100; 1 node has room, 11 GPUs free");
+        assert_eq!(say(&Constraint::BackOff { until: Time(4000) }), "pauses 4s after its last attempt");
+        let never = Constraint::Never { needs_nodes: 9, gpus_per_node: 8, gpu_types: vec![], capable_nodes: 2 };
+        assert_eq!(
+            say(&never),
+            "can never start: needs 9 nodes with 8 GPUs, and the pool has only 2 nodes that large; cancel it or ask for less"
+        );
+    }
+
+    #[test]
+    fn ends_read_as_a_shell_says_them() {
+        assert_eq!(exit(1, None), "exited with 1");
+        assert_eq!(exit(137, Some(9)), "was ended by SIGKILL (signal 9)");
+        assert_eq!(exit(162, Some(34)), "was ended by signal 34");
+    }
+}

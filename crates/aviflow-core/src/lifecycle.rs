@@ -1,0 +1,526 @@
+//! What an event does to a job: `step(job, event) -> (job, effects)`.
+//!
+//! The phases and their ways out are the table "A job's life" of the design.
+//! Observations may come twice, late or in another order, so an event that does
+//! not fit the job's attempt, epoch or phase changes nothing.
+//!
+//! Invariants:
+//! - a gang holds all of its GPUs until the last process of its last worker is gone;
+//! - ranks start only by [`Action::Confirm`], once every worker is ready;
+//! - only application failures spend retries;
+//! - a job that ended never changes again.
+
+mod advance;
+mod worker;
+
+pub use advance::{Advance, advance, set_condition};
+
+use crate::gpus::GpuSet;
+use crate::ledger::GpuState;
+use crate::model::{
+    Address, Cause, Failure, Gang, Intent, Job, JobId, NodeId, Phase, Placement, Stopping, Suspending, Worker,
+    WorkerState,
+};
+use crate::time::{Span, Time};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// A gang that is not up after this long gives its GPUs back.
+pub const START_LIMIT: Span = Span::minutes(10);
+
+/// The grace of the other ranks once one has failed: what they could still save
+/// belongs to a step that cannot be completed.
+pub const FAILED_GRACE: Span = Span::seconds(2);
+
+/// The exit code with which a job asks to be queued again (`EX_TEMPFAIL`).
+pub const REQUEUE_CODE: i32 = 75;
+
+/// The exit code of a job that used up its time limit, as `timeout` reports it.
+pub const TIME_LIMIT_CODE: i32 = 124;
+
+/// The exit code for faults of the platform itself.
+pub const PLATFORM_CODE: i32 = 125;
+
+/// The exit code of a program that could not be started, as a shell reports it.
+pub const LAUNCH_CODE: i32 = 127;
+
+/// What may happen to a job.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", tag = "kind")]
+pub enum Event {
+    /// The plan found a place.
+    Place {
+        /// Where.
+        placement: Placement,
+    },
+    /// A person or the plan wants the GPUs back; the job waits again.
+    Suspend {
+        /// Who.
+        by: String,
+    },
+    /// A person ends it.
+    Cancel {
+        /// Who.
+        by: String,
+    },
+    /// The environment cannot be made.
+    EnvironmentFailed {
+        /// Why.
+        reason: String,
+    },
+    /// A deadline of the job may have passed, see [`deadline`].
+    Deadline,
+    /// Something happened to a worker.
+    Worker {
+        /// The attempt.
+        attempt: u32,
+        /// The epoch; 0 before the first start.
+        epoch: u32,
+        /// The worker.
+        worker: u32,
+        /// What.
+        event: WorkerEvent,
+    },
+}
+
+/// What may happen to a worker.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", tag = "event")]
+pub enum WorkerEvent {
+    /// Its agent is connected and waits for the word to start.
+    Ready {
+        /// Where rank 0 could listen on its node.
+        address: Address,
+    },
+    /// Its ranks have started.
+    Up,
+    /// It or its ranks could not be started.
+    LaunchFailed {
+        /// Why.
+        reason: String,
+    },
+    /// A rank ended.
+    RankExited {
+        /// The rank.
+        rank: u32,
+        /// The exit code, or 128 + the signal.
+        code: i32,
+        /// The signal.
+        signal: Option<i32>,
+        /// Whether its agent had begun to stop the ranks before.
+        stopping: bool,
+        /// Its last lines.
+        last_lines: Vec<String>,
+        /// The highest step it reported.
+        last_step: Option<u64>,
+    },
+    /// The first training step of the epoch.
+    FirstStep {
+        /// The step.
+        step: u64,
+    },
+    /// The training passed the highest step of all earlier attempts.
+    CaughtUp {
+        /// The step.
+        step: u64,
+    },
+    /// The training stands still for a checkpoint.
+    CheckpointBegun {
+        /// The step.
+        step: u64,
+    },
+    /// A checkpoint is complete.
+    CheckpointComplete {
+        /// The step.
+        step: u64,
+        /// The path.
+        path: String,
+    },
+    /// A checkpoint will not be complete.
+    CheckpointFailed {
+        /// The step.
+        step: u64,
+    },
+    /// The training named what reproduces it, or its results.
+    Facts {
+        /// Names and values.
+        values: BTreeMap<String, String>,
+    },
+    /// Its last process is gone, and its agent said how each rank ended.
+    Gone {
+        /// By rank: the code, the signal, the time before the worker's end, the last lines.
+        ranks: BTreeMap<u32, RankEnd>,
+        /// Why its agent stopped the ranks by itself, if it did.
+        reason: Option<String>,
+        /// The highest step of any rank.
+        last_step: Option<u64>,
+    },
+    /// Its agent is gone without a word, and it is certain that none of its
+    /// processes runs any more. The event's time is the last sign of life.
+    Lost {
+        /// What is known.
+        reason: String,
+    },
+}
+
+/// How a rank ended, in a worker's last report.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RankEnd {
+    /// The exit code, or 128 + the signal.
+    pub code: i32,
+    /// The signal.
+    pub signal: Option<i32>,
+    /// Time between its end and the worker's.
+    pub before: Span,
+    /// Its last lines.
+    pub last_lines: Vec<String>,
+}
+
+/// What a step asks for.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Effect {
+    /// Tell the cluster.
+    Act(Action),
+    /// These GPUs belong to the attempt from now on.
+    Hold(GpuSet),
+    /// Their time is of this kind from the given instant.
+    Post {
+        /// Which.
+        gpus: GpuSet,
+        /// What kind.
+        state: GpuState,
+        /// From when.
+        at: Time,
+        /// The attempt they belong to.
+        attempt: u32,
+    },
+    /// These GPUs belong to nobody from now on.
+    Release(GpuSet),
+    /// Something that people want to know.
+    Moment(MomentKind),
+}
+
+/// What the cluster is told about one job.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// Start the workers, but no rank.
+    Launch {
+        /// The attempt.
+        attempt: u32,
+        /// Where.
+        placement: Placement,
+    },
+    /// Start the ranks.
+    Confirm {
+        /// The attempt.
+        attempt: u32,
+        /// The epoch.
+        epoch: u32,
+        /// Where rank 0 listens.
+        rank0: Address,
+        /// The highest step so far.
+        best_step: Option<u64>,
+    },
+    /// Stop the ranks.
+    Stop {
+        /// The attempt.
+        attempt: u32,
+        /// SIGTERM to SIGKILL.
+        grace: Span,
+        /// Why.
+        reason: String,
+    },
+    /// Remove what is left of the attempt.
+    Remove {
+        /// The attempt.
+        attempt: u32,
+    },
+}
+
+/// An entry of a job's timeline.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Moment {
+    /// The job.
+    pub job: JobId,
+    /// When.
+    pub at: Time,
+    /// The attempt it belongs to; 0 before the first.
+    pub attempt: u32,
+    /// What.
+    pub kind: MomentKind,
+}
+
+/// What happened, in a job's timeline.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", tag = "moment")]
+#[expect(missing_docs, reason = "the names say it; explain.rs has the sentences")]
+pub enum MomentKind {
+    Submitted { by: String },
+    Placed { nodes: Vec<NodeId>, gpus: u32 },
+    Running { ranks: u32 },
+    FirstStep { step: u64 },
+    CaughtUp { step: u64 },
+    CheckpointComplete { step: u64, path: String },
+    CheckpointFailed { step: u64 },
+    Facts { values: BTreeMap<String, String> },
+    Failing { failure: Failure },
+    Suspending { by: String },
+    Cancelling { by: String },
+    TimeLimitReached,
+    NeverReady { missing: Vec<u32> },
+    RequeueAsked { rank: u32 },
+    QueuedAgain { not_before: Option<Time> },
+    Succeeded,
+    Failed { failure: Failure },
+    Cancelled { by: String },
+}
+
+/// The instant at which [`Event::Deadline`] would change the job.
+#[must_use]
+pub fn deadline(job: &Job) -> Option<Time> {
+    match &job.phase {
+        Phase::Starting(gang) => Some(gang.placed + START_LIMIT),
+        Phase::Running(gang) => {
+            let limit = job.request.time_limit?;
+            let left = Span((limit.0 - job.ran.0).max(0));
+            gang.up.map(|up| up + left)
+        }
+        Phase::Queued
+        | Phase::Suspending(_)
+        | Phase::Stopping(_)
+        | Phase::Succeeded
+        | Phase::Failed(_)
+        | Phase::Cancelled { .. } => None,
+    }
+}
+
+/// The pause before the `n`th repetition: 1 s, 2 s, 4 s, … 256 s.
+#[must_use]
+pub fn back_off(n: u32) -> Span {
+    Span::seconds(1 << n.min(8))
+}
+
+/// Applies an event to a job. `at` is when it happened, `now` when it became
+/// known; `at` is never later than `now`.
+#[must_use]
+pub fn step(mut job: Job, event: &Event, at: Time, now: Time) -> (Job, Vec<Effect>) {
+    let mut fx = Vec::new();
+    match event {
+        Event::Place { placement } => place(&mut job, placement, now, &mut fx),
+        Event::Suspend { by } => suspend(&mut job, by, now, &mut fx),
+        Event::Cancel { by } => cancel(&mut job, by, now, &mut fx),
+        Event::EnvironmentFailed { reason } => {
+            if job.phase == Phase::Queued {
+                let cause = Cause::Environment { reason: reason.clone() };
+                fail(&mut job, Failure { cause, exit_code: PLATFORM_CODE, at: now }, &mut fx);
+            }
+        }
+        Event::Deadline => {
+            if deadline(&job).is_some_and(|d| d <= now) {
+                deadline_passed(&mut job, now, &mut fx);
+            }
+        }
+        Event::Worker { attempt, epoch, worker, event } => {
+            let fits = job.phase.gang().is_some_and(|g| {
+                g.attempt == *attempt && (*worker as usize) < g.workers.len() && (*epoch == 0 || *epoch == g.epoch)
+            });
+            if fits {
+                worker::step(&mut job, *worker as usize, event, at, now, &mut fx);
+            }
+        }
+    }
+    (job, fx)
+}
+
+fn place(job: &mut Job, placement: &Placement, now: Time, fx: &mut Vec<Effect>) {
+    if job.phase != Phase::Queued || placement.0.is_empty() {
+        return;
+    }
+    job.attempts += 1;
+    job.not_before = None;
+    let workers = placement
+        .0
+        .iter()
+        .map(|(node, slots)| Worker {
+            node: *node,
+            slots: *slots,
+            state: WorkerState::Launched,
+            address: None,
+            exits: BTreeMap::new(),
+        })
+        .collect();
+    let gang =
+        Gang { attempt: job.attempts, epoch: 1, placed: now, up: None, workers, stepped: false, repeating: false };
+    let gpus = gang.gpus();
+    fx.push(Effect::Hold(gpus.clone()));
+    fx.push(Effect::Moment(MomentKind::Placed { nodes: gang.nodes().collect(), gpus: gpus.count() }));
+    fx.push(Effect::Post { gpus, state: GpuState::Starting, at: now, attempt: gang.attempt });
+    fx.push(Effect::Act(Action::Launch { attempt: gang.attempt, placement: placement.clone() }));
+    job.phase = Phase::Starting(gang);
+}
+
+fn suspend(job: &mut Job, by: &str, now: Time, fx: &mut Vec<Effect>) {
+    if !matches!(job.phase, Phase::Starting(_) | Phase::Running(_)) {
+        return;
+    }
+    if let Some(gang) = leave(job, now) {
+        stop_ranks(&gang, job.request.grace, format!("suspended by {by}"), now, fx);
+        fx.push(Effect::Moment(MomentKind::Suspending { by: by.to_owned() }));
+        job.phase = Phase::Suspending(Suspending { gang, by: by.to_owned() });
+    }
+}
+
+fn cancel(job: &mut Job, by: &str, now: Time, fx: &mut Vec<Effect>) {
+    let intent = Intent::Cancel { by: by.to_owned() };
+    match &mut job.phase {
+        Phase::Queued => {
+            job.phase = Phase::Cancelled { by: by.to_owned() };
+            fx.push(Effect::Moment(MomentKind::Cancelled { by: by.to_owned() }));
+        }
+        Phase::Starting(_) | Phase::Running(_) => {
+            fx.push(Effect::Moment(MomentKind::Cancelling { by: by.to_owned() }));
+            let grace = job.request.grace;
+            stop(job, intent, grace, format!("cancelled by {by}"), now, fx);
+        }
+        Phase::Suspending(s) => {
+            let gang = s.gang.clone();
+            fx.push(Effect::Moment(MomentKind::Cancelling { by: by.to_owned() }));
+            job.phase = Phase::Stopping(Stopping { gang, intent });
+        }
+        Phase::Stopping(s) => {
+            if !matches!(s.intent, Intent::Cancel { .. }) {
+                s.intent = intent;
+                fx.push(Effect::Moment(MomentKind::Cancelling { by: by.to_owned() }));
+            }
+        }
+        Phase::Succeeded | Phase::Failed(_) | Phase::Cancelled { .. } => {}
+    }
+}
+
+fn deadline_passed(job: &mut Job, now: Time, fx: &mut Vec<Effect>) {
+    let grace = job.request.grace;
+    match &job.phase {
+        Phase::Running(_) => {
+            fx.push(Effect::Moment(MomentKind::TimeLimitReached));
+            stop(job, Intent::TimeLimit, grace, "the time limit is reached".to_owned(), now, fx);
+        }
+        Phase::Starting(gang) => {
+            let missing: Vec<u32> =
+                (0u32..).zip(&gang.workers).filter(|(_, w)| w.state < WorkerState::Up).map(|(i, _)| i).collect();
+            fx.push(Effect::Moment(MomentKind::NeverReady { missing: missing.clone() }));
+            let reason = format!("not every worker was ready within {START_LIMIT}");
+            stop(job, Intent::Unready { missing }, FAILED_GRACE, reason, now, fx);
+        }
+        Phase::Queued
+        | Phase::Suspending(_)
+        | Phase::Stopping(_)
+        | Phase::Succeeded
+        | Phase::Failed(_)
+        | Phase::Cancelled { .. } => {}
+    }
+}
+
+/// Starting or Running → Stopping.
+fn stop(job: &mut Job, intent: Intent, grace: Span, reason: String, now: Time, fx: &mut Vec<Effect>) {
+    if let Some(gang) = leave(job, now) {
+        stop_ranks(&gang, grace, reason, now, fx);
+        job.phase = Phase::Stopping(Stopping { gang, intent });
+    }
+}
+
+fn stop_ranks(gang: &Gang, grace: Span, reason: String, now: Time, fx: &mut Vec<Effect>) {
+    fx.push(Effect::Post { gpus: gang.gpus(), state: GpuState::Stopping, at: now, attempt: gang.attempt });
+    fx.push(Effect::Act(Action::Stop { attempt: gang.attempt, grace, reason }));
+}
+
+/// Takes the gang out of Starting or Running and counts its running time.
+fn leave(job: &mut Job, now: Time) -> Option<Gang> {
+    match std::mem::replace(&mut job.phase, Phase::Queued) {
+        Phase::Starting(gang) => Some(gang),
+        Phase::Running(gang) => {
+            job.ran += gang.up.map_or(Span(0), |up| now.since(up));
+            Some(gang)
+        }
+        other @ (Phase::Queued
+        | Phase::Suspending(_)
+        | Phase::Stopping(_)
+        | Phase::Succeeded
+        | Phase::Failed(_)
+        | Phase::Cancelled { .. }) => {
+            job.phase = other;
+            None
+        }
+    }
+}
+
+fn fail(job: &mut Job, failure: Failure, fx: &mut Vec<Effect>) {
+    fx.push(Effect::Moment(MomentKind::Failed { failure: failure.clone() }));
+    job.phase = Phase::Failed(failure);
+}
+
+/// What follows once the last process of the gang is gone.
+fn resolve(job: &mut Job, now: Time, fx: &mut Vec<Effect>) {
+    let Some(gang) = job.phase.gang() else { return };
+    if !gang.all_gone() {
+        return;
+    }
+    fx.push(Effect::Release(gang.gpus()));
+    fx.push(Effect::Act(Action::Remove { attempt: gang.attempt }));
+    let short = gang.up.is_none_or(|up| now.since(up) < Span::minutes(1));
+    match job.phase.clone() {
+        Phase::Starting(_) | Phase::Running(_) => {
+            leave(job, now);
+            fx.push(Effect::Moment(MomentKind::Succeeded));
+            job.phase = Phase::Succeeded;
+        }
+        Phase::Suspending(_) => {
+            job.counters.suspensions += 1;
+            queue_again(job, None, fx);
+        }
+        Phase::Stopping(stopping) => match stopping.intent {
+            Intent::Cancel { by } => {
+                fx.push(Effect::Moment(MomentKind::Cancelled { by: by.clone() }));
+                job.phase = Phase::Cancelled { by };
+            }
+            Intent::TimeLimit => {
+                let limit = job.request.time_limit.unwrap_or_default();
+                fail(job, Failure { cause: Cause::TimeLimit { limit }, exit_code: TIME_LIMIT_CODE, at: now }, fx);
+            }
+            Intent::Failure(failure) => {
+                job.counters.failures += 1;
+                if job.counters.failures > job.request.failures_allowed {
+                    fail(job, failure, fx);
+                } else {
+                    let wait = back_off(job.counters.failures - 1);
+                    queue_again(job, Some(now + wait), fx);
+                }
+            }
+            Intent::NodeFailure(_) => {
+                job.counters.node_failures += 1;
+                let wait = back_off(job.counters.node_failures - 1);
+                queue_again(job, short.then_some(now + wait), fx);
+            }
+            Intent::Requeue => {
+                job.counters.suspensions += 1;
+                let wait = back_off(job.counters.suspensions - 1);
+                queue_again(job, short.then_some(now + wait), fx);
+            }
+            Intent::Unready { .. } => {
+                job.counters.unready += 1;
+                let wait = back_off(job.counters.unready - 1);
+                queue_again(job, Some(now + wait), fx);
+            }
+        },
+        Phase::Queued | Phase::Succeeded | Phase::Failed(_) | Phase::Cancelled { .. } => {}
+    }
+}
+
+fn queue_again(job: &mut Job, not_before: Option<Time>, fx: &mut Vec<Effect>) {
+    job.phase = Phase::Queued;
+    job.not_before = not_before;
+    fx.push(Effect::Moment(MomentKind::QueuedAgain { not_before }));
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,90 @@
+//! A step in its snapshot: the job, its nodes and the ledger change together.
+
+use super::{Action, Effect, Event, Moment, step};
+use crate::gpus::GpuSet;
+use crate::ledger::{Entry, Owner, Posting, unallocated};
+use crate::model::{Job, JobId, Node, NodeId, Phase, Snapshot};
+use crate::time::Time;
+use std::collections::BTreeSet;
+
+/// What a step changed beside the job itself.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Advance {
+    /// The job after the step, where it changed.
+    pub job: Option<Job>,
+    /// Nodes whose books changed.
+    pub nodes: BTreeSet<NodeId>,
+    /// Ledger intervals that were closed.
+    pub entries: Vec<Entry>,
+    /// For the job's timeline.
+    pub moments: Vec<Moment>,
+    /// For the cluster.
+    pub actions: Vec<Action>,
+}
+
+/// Applies an event to a job of the snapshot. A job that ends leaves the
+/// snapshot; its last form is in the result. An unknown job changes nothing.
+pub fn advance(snapshot: &mut Snapshot, id: JobId, event: &Event, at: Time, now: Time) -> Advance {
+    let mut out = Advance::default();
+    let Some(before) = snapshot.jobs.remove(&id) else { return out };
+    let (job, effects) = step(before.clone(), event, at.min(now), now);
+    for effect in effects {
+        match effect {
+            Effect::Act(action) => out.actions.push(action),
+            Effect::Hold(gpus) => {
+                for (node, slots) in gpus.iter() {
+                    if let Some(n) = snapshot.nodes.get_mut(&node) {
+                        n.held = n.held.or(slots);
+                        out.nodes.insert(node);
+                    }
+                }
+            }
+            Effect::Release(gpus) => release(snapshot, &gpus, now, &mut out),
+            Effect::Post { gpus, state, at, attempt } => {
+                let owner = Some(Owner { job: id, attempt });
+                out.nodes.extend(gpus.iter().map(|(n, _)| n));
+                out.entries.extend(snapshot.ledger.post(&Posting { gpus, state, owner, at }));
+            }
+            Effect::Moment(kind) => {
+                out.moments.push(Moment { job: id, at: now, attempt: job.attempts, kind });
+            }
+        }
+    }
+    if job.phase == Phase::Queued {
+        snapshot.waiting.insert(id);
+    } else {
+        snapshot.waiting.remove(&id);
+    }
+    if !job.phase.is_terminal() {
+        snapshot.jobs.insert(id, job.clone());
+    }
+    if job != before {
+        out.job = Some(job);
+    }
+    out
+}
+
+fn release(snapshot: &mut Snapshot, gpus: &GpuSet, now: Time, out: &mut Advance) {
+    for (node, slots) in gpus.iter() {
+        let Some(n) = snapshot.nodes.get_mut(&node) else { continue };
+        n.held = n.held.without(slots);
+        out.nodes.insert(node);
+        for (loose, state) in unallocated(n) {
+            let gpus = GpuSet::of(node, loose.and(slots));
+            out.entries.extend(snapshot.ledger.post(&Posting { gpus, state, owner: None, at: now }));
+        }
+    }
+}
+
+/// Sets a node's condition and broken GPUs, and books its unallocated GPUs accordingly.
+pub fn set_condition(snapshot: &mut Snapshot, id: NodeId, change: impl FnOnce(&mut Node), now: Time) -> Vec<Entry> {
+    let Some(node) = snapshot.nodes.get_mut(&id) else { return Vec::new() };
+    change(node);
+    let states = unallocated(node);
+    let mut entries = Vec::new();
+    for (slots, state) in states {
+        let gpus = GpuSet::of(id, slots);
+        entries.extend(snapshot.ledger.post(&Posting { gpus, state, owner: None, at: now }));
+    }
+    entries
+}

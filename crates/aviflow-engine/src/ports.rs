@@ -1,0 +1,288 @@
+//! The ports: what the engine needs of the world, and in which words.
+//!
+//! A cluster does what it is told and reports what it sees; it chooses nothing.
+//! A store makes a batch durable or refuses it whole. The clock is read by the
+//! driver and handed in.
+
+use aviflow_api::spec::{JobSpec, Provenance};
+use aviflow_core::ledger::{Entry, Open};
+use aviflow_core::lifecycle::Moment;
+use aviflow_core::model::{
+    Address, EnvironmentHash, EnvironmentState, Job, JobId, JobKey, Node, NodeId, Placement, Queue, Snapshot, Term,
+};
+use aviflow_core::time::{Span, Time};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// The body: this machine's processes, Kubernetes, or a simulation.
+///
+/// `apply` never blocks on the work itself and never fails: what cannot be done
+/// comes back as an [`Observation`]. Every order may be repeated, after a crash
+/// for example, and must then change nothing.
+pub trait Cluster {
+    /// Carries out orders, in their order.
+    fn apply(&mut self, orders: &[Stamped]);
+}
+
+/// An order with the term and generation of the decision behind it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Stamped {
+    /// The term; a body refuses orders of an earlier one.
+    pub term: Term,
+    /// The number of the commit that decided it.
+    pub generation: u64,
+    /// What to do.
+    pub order: Order,
+}
+
+/// What the engine tells the cluster to do.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Order {
+    /// First order of a term: these attempts live. Whatever else the body finds
+    /// of earlier terms is stopped and removed.
+    Reconcile {
+        /// Live attempts.
+        live: Vec<(JobId, u32)>,
+    },
+    /// Make an environment usable. Answered by `EnvironmentReady` or `EnvironmentFailed`.
+    Prepare {
+        /// A job that wants it; says where the locks are.
+        record: Arc<JobRecord>,
+    },
+    /// Start the workers of an attempt, or adopt those that already exist. They
+    /// report `WorkerReady` and start no rank before `Confirm`.
+    Launch {
+        /// The job.
+        record: Arc<JobRecord>,
+        /// The attempt.
+        attempt: u32,
+        /// Where.
+        placement: Placement,
+        /// Names of the placement's nodes, in its order.
+        nodes: Vec<String>,
+    },
+    /// Every worker is ready: start the ranks of this epoch.
+    Confirm {
+        /// The job.
+        job: JobId,
+        /// The attempt.
+        attempt: u32,
+        /// The epoch.
+        epoch: u32,
+        /// Where rank 0 listens.
+        rank0: Address,
+        /// The highest step that any attempt reached, to know repeated work.
+        best_step: Option<u64>,
+    },
+    /// Stop every rank: SIGTERM, then SIGKILL after the grace.
+    Stop {
+        /// The job.
+        job: JobId,
+        /// The attempt.
+        attempt: u32,
+        /// The grace.
+        grace: Span,
+        /// Why, for the ranks and the logs.
+        reason: String,
+    },
+    /// The attempt is over and its last process gone: remove what is left of it.
+    Remove {
+        /// The job.
+        job: JobId,
+        /// The attempt.
+        attempt: u32,
+    },
+}
+
+/// What the cluster saw. May come twice, late, or in another order.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", tag = "observation")]
+pub enum Observation {
+    /// A node is there, or there again.
+    NodeSeen {
+        /// Its name.
+        name: String,
+        /// Its pool.
+        pool: String,
+        /// Its accelerator type.
+        gpu_type: String,
+        /// How many GPUs it has.
+        gpus: u32,
+    },
+    /// A node's own agent or kubelet is not heard of.
+    NodeGone {
+        /// Its name.
+        name: String,
+    },
+    /// GPUs of a node are broken, or whole again.
+    NodeHealth {
+        /// Its name.
+        name: String,
+        /// Slot numbers that are broken.
+        broken: Vec<u32>,
+    },
+    /// An environment is complete.
+    EnvironmentReady {
+        /// Which.
+        hash: EnvironmentHash,
+    },
+    /// An environment could not be made.
+    EnvironmentFailed {
+        /// Which.
+        hash: EnvironmentHash,
+        /// Why and what to do, as the builder says it.
+        reason: String,
+    },
+    /// Something happened to a worker.
+    Worker {
+        /// The job.
+        job: JobId,
+        /// The attempt.
+        attempt: u32,
+        /// The epoch; 0 before the first start.
+        epoch: u32,
+        /// The worker's number.
+        worker: u32,
+        /// How long ago, by the reporter's own monotonic clock.
+        ago: Span,
+        /// What.
+        event: WorkerEvent,
+    },
+}
+
+pub use aviflow_core::lifecycle::WorkerEvent;
+
+/// A job as submitted: never changed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct JobRecord {
+    /// The number.
+    pub id: JobId,
+    /// The name.
+    pub key: JobKey,
+    /// Who submitted it.
+    pub user: String,
+    /// When.
+    pub submitted: Time,
+    /// The document.
+    pub spec: JobSpec,
+    /// What it was resolved to.
+    pub provenance: Provenance,
+}
+
+/// Durable state. One writer holds it under a term.
+pub trait Store {
+    /// Takes the store under the next term, which fences the writer before, and reads it.
+    ///
+    /// # Errors
+    /// If the store cannot be read, or was written by a newer version.
+    fn acquire(&mut self) -> Result<Loaded, StoreError>;
+
+    /// Makes a batch durable, whole or not at all.
+    ///
+    /// # Errors
+    /// [`StoreError::Fenced`] if another writer took a later term; then nothing was written.
+    fn commit(&mut self, batch: &Batch) -> Result<(), StoreError>;
+
+    /// Whether a job of this name is kept, ended or not.
+    ///
+    /// # Errors
+    /// If the store cannot be read.
+    fn name_taken(&self, key: &JobKey) -> Result<bool, StoreError>;
+}
+
+/// What the store held.
+#[derive(Clone, Debug, Default)]
+pub struct Loaded {
+    /// The term now held.
+    pub term: Term,
+    /// The number of the last commit.
+    pub generation: u64,
+    /// The engine's time at the last commit.
+    pub clock: Time,
+    /// The highest job number ever used.
+    pub last_job: u64,
+    /// The highest node number ever used.
+    pub last_node: u32,
+    /// The state.
+    pub snapshot: Snapshot,
+    /// Records of the live jobs.
+    pub records: BTreeMap<JobId, Arc<JobRecord>>,
+}
+
+/// One transaction: states, ledger, moments and the inputs behind them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Batch {
+    /// The writer's term.
+    pub term: Term,
+    /// The number of this commit, one more than the last.
+    pub generation: u64,
+    /// The engine's time.
+    pub at: Time,
+    /// New jobs.
+    pub records: Vec<Arc<JobRecord>>,
+    /// Jobs that changed, ended ones too.
+    pub jobs: Vec<Job>,
+    /// Nodes that changed.
+    pub nodes: Vec<Node>,
+    /// Queues that changed.
+    pub queues: Vec<Queue>,
+    /// Environments that changed; `None` means that nobody wants it any more.
+    pub environments: Vec<(EnvironmentHash, Option<EnvironmentState>)>,
+    /// Who paused all starts, where that changed.
+    pub paused: Option<Option<String>>,
+    /// Closed ledger intervals.
+    pub entries: Vec<Entry>,
+    /// The open intervals of each node where they changed.
+    pub open: Vec<(NodeId, Vec<Open>)>,
+    /// What happened, for people.
+    pub moments: Vec<Moment>,
+    /// What was observed and asked, for the journal.
+    pub journal: Vec<String>,
+}
+
+impl Batch {
+    /// Whether there is nothing to write.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.records.is_empty()
+            && self.jobs.is_empty()
+            && self.nodes.is_empty()
+            && self.queues.is_empty()
+            && self.environments.is_empty()
+            && self.paused.is_none()
+            && self.entries.is_empty()
+            && self.open.is_empty()
+            && self.moments.is_empty()
+    }
+}
+
+/// Why the store refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StoreError {
+    /// Another control plane took over.
+    #[error("another control plane took over the store (term {held}, ours was {ours}); this one stops")]
+    Fenced {
+        /// Our term.
+        ours: u64,
+        /// The term that is held.
+        held: u64,
+    },
+    /// The store was written by a newer version.
+    #[error(
+        "the store has version {found}, this program knows up to {known}; use the newer program, or restore a backup"
+    )]
+    Newer {
+        /// The version found.
+        found: u32,
+        /// The version known.
+        known: u32,
+    },
+    /// No space.
+    #[error("the disk with the store is full ({0}); free some space, nothing acknowledged was lost")]
+    Full(String),
+    /// Anything else.
+    #[error("the store failed: {0}")]
+    Failed(String),
+}

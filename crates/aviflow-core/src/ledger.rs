@@ -180,6 +180,29 @@ impl Ledger {
         self.0.insert(node.id, vec![open]);
     }
 
+    /// Sets which GPUs a node has: those that are new begin as free, those that
+    /// are gone end.
+    pub fn resize_node(&mut self, node: NodeId, gpus: Slots, at: Time) -> Vec<Entry> {
+        let open = self.0.entry(node).or_default();
+        let known = open.iter().fold(Slots::NONE, |a, o| a.or(o.slots));
+        let mut closed = Vec::new();
+        for o in open.iter_mut() {
+            let leaving = o.slots.without(gpus);
+            if !leaving.is_empty() && at > o.from {
+                let gpus = GpuSet::of(node, leaving);
+                closed.push(Entry { gpus, state: o.state, owner: o.owner, from: o.from, to: at });
+            }
+            o.slots = o.slots.and(gpus);
+        }
+        open.retain(|o| !o.slots.is_empty());
+        let new = gpus.without(known);
+        if !new.is_empty() {
+            open.push(Open { slots: new, state: GpuState::Free, owner: None, from: at });
+        }
+        *open = join(std::mem::take(open));
+        closed
+    }
+
     /// Posts a change and returns the intervals that it closed, joined over nodes.
     ///
     /// Slots that the ledger does not know are left out: a node's account begins

@@ -1,0 +1,432 @@
+//! One turn of the engine: inputs in, one transaction, orders out.
+//!
+//! The engine holds the snapshot in memory and the store holds it durably; a
+//! turn that could not be committed leaves an engine that must be opened again.
+//! Nothing is ordered before the decision behind it is durable.
+//!
+//! It has no thread and reads no clock, so the simulator runs it as it is.
+
+mod intake;
+
+use crate::sim::Planted;
+use crate::ports::{Batch, JobRecord, Observation, Order, Stamped, Store, StoreError};
+use aviflow_api::spec::{JobSpec, Provenance};
+use aviflow_core::ledger::Entry;
+use aviflow_core::lifecycle::{self, Action, Event, Moment};
+use aviflow_core::model::{
+    EnvironmentHash, EnvironmentState, Job, JobId, JobKey, NodeId, Phase, Placement, Queue, QueueState, Request,
+    Snapshot, Term,
+};
+use aviflow_core::schedule::{self, Decision, Memo, Plan};
+use aviflow_core::time::Time;
+use serde::Serialize;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// What the engine is told.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", tag = "input")]
+pub enum Input {
+    /// The cluster saw something.
+    Observe(Observation),
+    /// A person submits a job.
+    Submit(Box<Submission>),
+    /// A person ends a job.
+    Cancel {
+        /// Which.
+        job: JobId,
+        /// Who.
+        by: String,
+    },
+    /// A person sends a job back to the queue.
+    Suspend {
+        /// Which.
+        job: JobId,
+        /// Who.
+        by: String,
+    },
+    /// A person pauses all starts, or lets them go on.
+    Pause {
+        /// Who pauses; nobody to go on.
+        by: Option<String>,
+    },
+    /// A person says whether a node takes new work.
+    Cordon {
+        /// The node's name.
+        node: String,
+        /// Whether it is cordoned.
+        cordoned: bool,
+    },
+}
+
+/// A checked and resolved submission.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Submission {
+    /// The namespace.
+    pub namespace: String,
+    /// Who.
+    pub user: String,
+    /// The document.
+    pub spec: JobSpec,
+    /// What it was resolved to.
+    pub provenance: Provenance,
+    /// What decisions need of it.
+    pub request: Request,
+}
+
+/// What became of an input.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Answer {
+    /// Done, durably.
+    Done,
+    /// The job was accepted under this record, durably.
+    Submitted(Arc<JobRecord>),
+    /// It was not done, and nothing was changed.
+    Refused(Refusal),
+}
+
+/// Why an input was refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// No such live job.
+    #[error("the job has ended or does not exist")]
+    NoSuchJob,
+    /// No such node.
+    #[error("there is no node `{0}`")]
+    NoSuchNode(String),
+    /// No such queue.
+    #[error("there is no queue `{queue}`; there are: {known}")]
+    NoSuchQueue {
+        /// The name.
+        queue: String,
+        /// What there is.
+        known: String,
+    },
+    /// The queue takes no jobs.
+    #[error("queue `{0}` is draining and takes no new jobs; submit to another with `--queue`")]
+    QueueDraining(String),
+    /// The pool can never hold it.
+    #[error("{0}")]
+    NeverFits(String),
+}
+
+/// What a turn brought.
+#[derive(Debug, Default, PartialEq)]
+pub struct Turn {
+    /// An answer for each input, in their order.
+    pub answers: Vec<Answer>,
+    /// For the cluster.
+    pub orders: Vec<Stamped>,
+    /// Jobs that changed.
+    pub changed: Vec<JobId>,
+    /// Whether anything was written.
+    pub written: bool,
+}
+
+/// The state of a control plane that holds its store.
+#[derive(Debug)]
+pub struct Engine<S> {
+    store: S,
+    term: Term,
+    generation: u64,
+    now: Time,
+    last_job: u64,
+    last_node: u32,
+    snapshot: Snapshot,
+    records: BTreeMap<JobId, Arc<JobRecord>>,
+    plan: Plan,
+    memo: Memo,
+    deadlines: BTreeSet<(Time, JobId)>,
+    /// For names that were taken, the suffix to try first.
+    suffixes: BTreeMap<JobKey, u32>,
+    /// Bugs that the simulator must find; none outside of its tests.
+    pub(crate) planted: Planted,
+}
+
+/// What changed in a turn, before it is a batch.
+#[derive(Default)]
+struct Work {
+    jobs: BTreeMap<JobId, Job>,
+    nodes: BTreeSet<NodeId>,
+    queues: BTreeSet<String>,
+    environments: BTreeSet<EnvironmentHash>,
+    paused: bool,
+    records: Vec<Arc<JobRecord>>,
+    entries: Vec<Entry>,
+    moments: Vec<Moment>,
+    orders: Vec<Order>,
+    journal: Vec<String>,
+}
+
+impl<S: Store> Engine<S> {
+    /// Takes the store under a new term and says what the cluster must be told
+    /// again: what was decided before a crash may not have been done.
+    ///
+    /// # Errors
+    /// If the store cannot be taken or read.
+    pub fn open(store: S, wall: Time) -> Result<(Engine<S>, Vec<Stamped>), StoreError> {
+        let mut engine = Engine {
+            store,
+            term: Term(0),
+            generation: 0,
+            now: Time(0),
+            last_job: 0,
+            last_node: 0,
+            snapshot: Snapshot::default(),
+            records: BTreeMap::new(),
+            plan: Plan::default(),
+            memo: Memo::default(),
+            deadlines: BTreeSet::new(),
+            suffixes: BTreeMap::new(),
+            planted: Planted::default(),
+        };
+        let orders = engine.reopen(wall)?;
+        Ok((engine, orders))
+    }
+
+    /// Takes the store again, under a new term, and forgets what was not durable.
+    ///
+    /// # Errors
+    /// If the store cannot be taken or read; this may be called again then.
+    pub fn reopen(&mut self, wall: Time) -> Result<Vec<Stamped>, StoreError> {
+        let loaded = self.store.acquire()?;
+        self.term = loaded.term;
+        self.generation = loaded.generation;
+        self.now = loaded.clock.max(wall);
+        self.last_job = loaded.last_job;
+        self.last_node = loaded.last_node;
+        self.snapshot = loaded.snapshot;
+        self.records = loaded.records;
+        self.suffixes.clear();
+        // Caches may be gone since: ask again. What is there is found at once.
+        for state in self.snapshot.environments.values_mut() {
+            *state = EnvironmentState::Preparing;
+        }
+        let due = |j: &Job| Some((lifecycle::deadline(j)?, j.id));
+        self.deadlines = self.snapshot.jobs.values().filter_map(due).collect();
+        let orders = self.recover();
+        self.plan = schedule::plan(&self.snapshot, &mut self.memo, self.now);
+        // Decisions are made by turns, which write them down.
+        self.plan.decisions.clear();
+        Ok(self.stamp(orders))
+    }
+
+    /// Orders that make the cluster agree with the store.
+    fn recover(&self) -> Vec<Order> {
+        let gangs = || self.snapshot.jobs.values().filter_map(|j| Some((j, j.phase.gang()?)));
+        let mut orders = vec![Order::Reconcile { live: gangs().map(|(j, g)| (j.id, g.attempt)).collect() }];
+        for hash in self.snapshot.environments.keys() {
+            orders.extend(self.prepare(hash));
+        }
+        for (job, gang) in gangs() {
+            let placement = Placement(gang.workers.iter().map(|w| (w.node, w.slots)).collect());
+            let attempt = gang.attempt;
+            orders.extend(self.order(job.id, Action::Launch { attempt, placement }));
+            let grace = job.request.grace;
+            match &job.phase {
+                Phase::Suspending(s) => {
+                    let reason = format!("suspended by {}", s.by);
+                    orders.push(Order::Stop { job: job.id, attempt, grace, reason });
+                }
+                Phase::Stopping(_) => {
+                    let reason = "being stopped".to_owned();
+                    orders.push(Order::Stop { job: job.id, attempt, grace, reason });
+                }
+                Phase::Queued
+                | Phase::Starting(_)
+                | Phase::Running(_)
+                | Phase::Succeeded
+                | Phase::Failed(_)
+                | Phase::Cancelled { .. } => {}
+            }
+        }
+        orders
+    }
+
+    /// Takes inputs, decides, and makes all of it durable in one transaction.
+    ///
+    /// # Errors
+    /// If the store refused the batch. Then nothing of it happened, and this
+    /// engine must be dropped and opened again.
+    pub fn turn(&mut self, inputs: &[Input], wall: Time) -> Result<Turn, StoreError> {
+        self.now = self.now.max(wall);
+        let mut work = Work::default();
+        let mut answers = Vec::with_capacity(inputs.len());
+        for input in inputs {
+            let answer = self.take(input, &mut work)?;
+            answers.push(answer);
+        }
+        while let Some((due, job)) = self.deadlines.first().copied().filter(|(t, _)| *t <= self.now) {
+            self.deadlines.remove(&(due, job));
+            self.advance(job, &Event::Deadline, self.now, &mut work);
+        }
+        self.plan = schedule::plan(&self.snapshot, &mut self.memo, self.now);
+        for decision in std::mem::take(&mut self.plan.decisions) {
+            work.journal.push(serde_json::to_string(&decision).unwrap_or_default());
+            match decision {
+                Decision::Start { job, placement } => {
+                    self.advance(job, &Event::Place { placement }, self.now, &mut work);
+                }
+            }
+        }
+        self.drop_unwanted_environments(&mut work);
+        let changed: Vec<JobId> = work.jobs.keys().copied().collect();
+        let orders = std::mem::take(&mut work.orders);
+        let batch = self.batch(work);
+        let written = !batch.is_empty();
+        if written {
+            self.store.commit(&batch)?;
+            self.generation = batch.generation;
+        }
+        Ok(Turn { answers, orders: self.stamp(orders), changed, written })
+    }
+
+    /// When a turn is due though nothing is heard.
+    #[must_use]
+    pub fn next_wake(&self) -> Option<Time> {
+        let deadline = self.deadlines.first().map(|(t, _)| *t);
+        [deadline, self.plan.next_wake].into_iter().flatten().min()
+    }
+
+    /// The state as of the last turn.
+    #[must_use]
+    pub fn snapshot(&self) -> &Snapshot {
+        &self.snapshot
+    }
+
+    /// The plan of the last turn; its decisions are carried out and gone.
+    #[must_use]
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// The records of the live jobs.
+    #[must_use]
+    pub fn records(&self) -> &BTreeMap<JobId, Arc<JobRecord>> {
+        &self.records
+    }
+
+    /// The engine's time: monotonic, never before the last commit.
+    #[must_use]
+    pub fn now(&self) -> Time {
+        self.now
+    }
+
+    /// The term.
+    #[must_use]
+    pub fn term(&self) -> Term {
+        self.term
+    }
+
+    /// The number of the last commit.
+    #[must_use]
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// Gives the store back, for example to open it again.
+    pub fn into_store(self) -> S {
+        self.store
+    }
+
+    fn stamp(&self, orders: Vec<Order>) -> Vec<Stamped> {
+        let stamp = |order| Stamped { term: self.term, generation: self.generation, order };
+        orders.into_iter().map(stamp).collect()
+    }
+
+    fn advance(&mut self, job: JobId, event: &Event, at: Time, work: &mut Work) {
+        if let Some(before) = self.snapshot.jobs.get(&job).and_then(lifecycle::deadline) {
+            self.deadlines.remove(&(before, job));
+        }
+        let out = lifecycle::advance(&mut self.snapshot, job, event, at, self.now);
+        if let Some(deadline) = self.snapshot.jobs.get(&job).and_then(lifecycle::deadline) {
+            self.deadlines.insert((deadline, job));
+        }
+        work.nodes.extend(out.nodes);
+        work.entries.extend(out.entries);
+        work.moments.extend(out.moments);
+        for action in out.actions {
+            work.orders.extend(self.order(job, action));
+        }
+        if let Some(after) = out.job {
+            if after.phase.is_terminal() {
+                self.records.remove(&job);
+            }
+            work.jobs.insert(job, after);
+        }
+    }
+
+    fn order(&self, job: JobId, action: Action) -> Option<Order> {
+        Some(match action {
+            Action::Launch { attempt, placement } => {
+                let name = |(n, _): &(NodeId, _)| self.snapshot.nodes.get(n).map(|n| n.name.clone()).unwrap_or_default();
+                let nodes = placement.0.iter().map(name).collect();
+                Order::Launch { record: self.records.get(&job)?.clone(), attempt, placement, nodes }
+            }
+            Action::Confirm { attempt, epoch, rank0, best_step } => {
+                Order::Confirm { job, attempt, epoch, rank0, best_step }
+            }
+            Action::Stop { attempt, grace, reason } => Order::Stop { job, attempt, grace, reason },
+            Action::Remove { attempt } => Order::Remove { job, attempt },
+        })
+    }
+
+    fn prepare(&self, hash: &EnvironmentHash) -> Option<Order> {
+        let wants = |j: &&Job| j.environment.as_ref() == Some(hash);
+        let job = self.snapshot.jobs.values().find(wants)?;
+        Some(Order::Prepare { record: self.records.get(&job.id)?.clone() })
+    }
+
+    fn want_environment(&mut self, hash: &EnvironmentHash, work: &mut Work) {
+        if !self.snapshot.environments.contains_key(hash) {
+            self.snapshot.environments.insert(hash.clone(), EnvironmentState::Preparing);
+            work.environments.insert(hash.clone());
+            work.orders.extend(self.prepare(hash));
+        }
+    }
+
+    /// Environments are watched only as long as a live job wants them.
+    fn drop_unwanted_environments(&mut self, work: &mut Work) {
+        let ended = |j: &Job| j.phase.is_terminal().then(|| j.environment.clone()).flatten();
+        let candidates: BTreeSet<EnvironmentHash> = work.jobs.values().filter_map(ended).collect();
+        for hash in candidates {
+            if !self.snapshot.jobs.values().any(|j| j.environment.as_ref() == Some(&hash)) {
+                self.snapshot.environments.remove(&hash);
+                work.environments.insert(hash);
+            }
+        }
+    }
+
+    fn batch(&self, work: Work) -> Batch {
+        let snapshot = &self.snapshot;
+        Batch {
+            term: self.term,
+            generation: self.generation + 1,
+            at: self.now,
+            records: work.records,
+            jobs: work.jobs.into_values().collect(),
+            nodes: work.nodes.iter().filter_map(|id| snapshot.nodes.get(id).cloned()).collect(),
+            queues: work.queues.iter().filter_map(|q| snapshot.queues.get(q).cloned()).collect(),
+            environments: work
+                .environments
+                .into_iter()
+                .map(|hash| {
+                    let state = snapshot.environments.get(&hash).cloned();
+                    (hash, state)
+                })
+                .collect(),
+            paused: work.paused.then(|| snapshot.paused.clone()),
+            entries: work.entries,
+            open: work.nodes.iter().map(|id| (*id, snapshot.ledger.node(*id).to_vec())).collect(),
+            moments: work.moments,
+            journal: work.journal,
+        }
+    }
+}
+
+/// The queue that exists from the beginning.
+#[must_use]
+pub fn default_queue() -> Queue {
+    Queue { name: "default".to_owned(), parent: None, state: QueueState::Open }
+}

@@ -1,0 +1,330 @@
+"""Hooks for a training script that runs on Aviflow.
+
+    import aviflow
+
+    for step in range(first_step, total_steps):
+        loss = train_step(...)
+        aviflow.log(step, loss=loss, total_steps=total_steps)
+        if step % 100 == 0 or aviflow.should_stop():
+            with aviflow.checkpoint(step, path):
+                save(path)
+        if aviflow.should_stop():
+            sys.exit(aviflow.REQUEUE)
+
+Outside the platform, where AVIFLOW_SOCKET is not set, every hook does nothing. On it, no
+hook raises, waits or fails because of the platform: what cannot be delivered is dropped.
+Only `atomic_write` and `atomic_dir` raise, since they are the training's own work.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import hashlib
+import logging
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Set, Tuple, TypeVar, cast
+
+from ._connection import Connection
+from ._files import PathLike, atomic_dir, atomic_write, remove_partials
+from ._place import (
+    attempt,
+    cache_dir,
+    checkpoint_dir,
+    data_dir,
+    job_name,
+    output_dir,
+    rank,
+    seed,
+)
+
+__all__ = [
+    "REQUEUE",
+    "atomic_dir",
+    "atomic_write",
+    "attempt",
+    "cache_dir",
+    "checkpoint",
+    "checkpoint_begin",
+    "checkpoint_complete",
+    "checkpoint_dir",
+    "checkpoint_failed",
+    "data_dir",
+    "enabled",
+    "flush",
+    "install_sigterm_handler",
+    "job_name",
+    "log",
+    "log_data",
+    "log_facts",
+    "log_summary",
+    "output_dir",
+    "rank",
+    "remove_partials",
+    "seed",
+    "should_stop",
+    "stop_reason",
+]
+
+REQUEUE = 75
+"""Exit code of a process that saved its work and asks to be queued again."""
+
+_logger = logging.getLogger("aviflow")
+_warned: Set[str] = set()
+_connection: Optional[Connection] = None
+_looked = False
+_terminated = False
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def _quiet(hook: _F) -> _F:
+    """A hook that never raises: it warns once for each hook, and goes on."""
+
+    @functools.wraps(hook)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return hook(*args, **kwargs)
+        except Exception as error:
+            if hook.__name__ not in _warned:
+                _warned.add(hook.__name__)
+                _logger.warning("aviflow.%s: %s; the training goes on", hook.__name__, error)
+            return None
+
+    return cast(_F, call)
+
+
+def _agent() -> Optional[Connection]:
+    global _connection, _looked
+    if not _looked:
+        _looked = True
+        path = os.environ.get("AVIFLOW_SOCKET")
+        _connection = Connection(path, rank()) if path else None
+    return _connection
+
+
+def _forget() -> None:
+    """Starts anew: in a forked child, such as a data loader's worker, where the parent's
+    connection must not be written to, and in tests."""
+    global _connection, _looked
+    if _connection is not None:
+        _connection.close()
+    _connection, _looked = None, False
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def _send(message: Dict[str, Any]) -> None:
+    agent = _agent()
+    if agent is not None:
+        agent.send(message)
+
+
+def enabled() -> bool:
+    """Whether an agent of the platform is to be told anything."""
+    return _agent() is not None
+
+
+@_quiet
+def log(
+    step: int,
+    *,
+    total_steps: Optional[int] = None,
+    tokens: Optional[int] = None,
+    **values: Any,
+) -> None:
+    """Reports a step's metrics, such as loss, learning_rate, grad_norm, tokens_per_second, mfu.
+
+    `step` is the number of the step that ended, `tokens` how many the training has seen in
+    all. Values are numbers or what `float()` takes: of an array on an accelerator that
+    waits for its computation, as printing it would. One that is no number is left out.
+    """
+    if _agent() is None:
+        return
+    _send(
+        {
+            "type": "metrics",
+            "step": int(step),
+            "values": {
+                name: number
+                for name, value in values.items()
+                if (number := _number(value)) is not None
+            },
+            "total_steps": None if total_steps is None else int(total_steps),
+            "tokens": None if tokens is None else int(tokens),
+        }
+    )
+
+
+def _number(value: Any) -> Optional[float]:
+    try:
+        return None if value is None else float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+@_quiet
+def checkpoint_begin(step: int, path: PathLike) -> None:
+    """Announces that a checkpoint is being written, where `checkpoint` does not fit."""
+    _checkpoint("begin", step, path)
+
+
+@_quiet
+def checkpoint_complete(step: int, path: PathLike) -> None:
+    """Announces a checkpoint that a restart may use: whole, and on its disk."""
+    _checkpoint("complete", step, path)
+
+
+@_quiet
+def checkpoint_failed(step: int, path: PathLike) -> None:
+    """Announces that a checkpoint that was begun will not be complete."""
+    _checkpoint("failed", step, path)
+
+
+def _checkpoint(phase: str, step: int, path: PathLike) -> None:
+    _send({"type": "checkpoint", "phase": phase, "step": int(step), "path": os.fspath(path)})
+
+
+@contextlib.contextmanager
+def checkpoint(step: int, path: PathLike) -> Iterator[None]:
+    """Announces the checkpoint that its body writes: begin, then complete, or failed where
+    the body raises. The platform prefers to suspend a job right after a complete one."""
+    checkpoint_begin(step, path)
+    try:
+        yield
+    except BaseException:
+        checkpoint_failed(step, path)
+        raise
+    checkpoint_complete(step, path)
+
+
+@_quiet
+def log_data(
+    name: str,
+    path: Optional[PathLike] = None,
+    *,
+    sha256: Optional[str] = None,
+    size: Optional[int] = None,
+) -> None:
+    """Records which data the training used, so that the run can be repeated.
+
+    Without `sha256`, the file at `path` is read and hashed, or a folder's files with their
+    names; on large data give the hash. `size` is in bytes.
+    """
+    if _agent() is None:
+        return
+    if path is not None and sha256 is None:
+        sha256, size = _fingerprint(Path(path))
+    if sha256 is None or not re.fullmatch(r"[0-9a-f]{64}", sha256):
+        raise ValueError(f"data {name!r} needs a path, or a sha256 of 64 hexadecimal digits")
+    if size is None and path is not None:
+        size = Path(path).stat().st_size
+    _send({"type": "data", "name": name, "sha256": sha256, "bytes": size})
+
+
+def _fingerprint(path: Path) -> Tuple[str, int]:
+    if not path.is_dir():
+        return _hash_file(path)
+    whole, total = hashlib.sha256(), 0
+    for file in sorted(entry for entry in path.rglob("*") if entry.is_file()):
+        digest, size = _hash_file(file)
+        whole.update(f"{digest}  {file.relative_to(path).as_posix()}\n".encode())
+        total += size
+    return whole.hexdigest(), total
+
+
+def _hash_file(path: Path) -> Tuple[str, int]:
+    digest, size = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+            size += len(chunk)
+    return digest.hexdigest(), size
+
+
+@_quiet
+def log_facts(values: Optional[Mapping[str, Any]] = None, **more: Any) -> None:
+    """Records what describes the run: framework, device, parameters, precision."""
+    _send({"type": "facts", "values": _plain({**(values or {}), **more})})
+
+
+@_quiet
+def log_summary(values: Optional[Mapping[str, Any]] = None, **more: Any) -> None:
+    """Reports the final results, which the job's page shows first."""
+    _send({"type": "summary", "values": _plain({**(values or {}), **more})})
+
+
+def _plain(values: Mapping[str, Any]) -> Dict[str, Any]:
+    """Values as JSON has them; numbers of arrays become floats, all else text."""
+    plain: Dict[str, Any] = {}
+    for name, value in values.items():
+        if value is None or isinstance(value, (bool, int, float, str)):
+            plain[str(name)] = value
+        else:
+            number = _number(value)
+            plain[str(name)] = str(value) if number is None else number
+    return plain
+
+
+def should_stop() -> bool:
+    """Whether to save a checkpoint and end, because a person or the plan wants the GPUs.
+
+    Cheap enough for every step: it reads what has arrived and waits for nothing. Ranks may
+    see it at different steps, so agree on it, for example by all-reducing it as a flag,
+    before one of them leaves the collective operations.
+    """
+    agent = _agent()
+    if agent is not None:
+        _poll(agent)
+    return _terminated or (agent is not None and agent.stopped)
+
+
+@_quiet
+def _poll(agent: Connection) -> None:
+    agent.poll()
+
+
+def stop_reason() -> Optional[str]:
+    """Why `should_stop()` is true, in words for a log; None where nothing is known."""
+    if _connection is not None and _connection.stop_reason is not None:
+        return _connection.stop_reason
+    return "SIGTERM" if _terminated else None
+
+
+@_quiet
+def install_sigterm_handler() -> bool:
+    """Makes SIGTERM turn `should_stop()` true instead of ending the process at once.
+
+    A handler that was there is still called. Only the main thread may do this, as Python
+    has it; False elsewhere.
+    """
+    try:
+        previous = signal.getsignal(signal.SIGTERM)
+
+        def on_sigterm(number: int, frame: Any) -> None:
+            global _terminated
+            _terminated = True
+            if callable(previous):
+                previous(number, frame)
+
+        signal.signal(signal.SIGTERM, on_sigterm)
+    except ValueError:
+        return False
+    return True
+
+
+@_quiet
+def flush(timeout: float = 1.0) -> bool:
+    """Waits, at most `timeout` seconds, until the agent has everything; whether it has.
+
+    Runs by itself at a normal exit; call it before `os._exit`.
+    """
+    return _connection is None or _connection.flush(timeout)
+
+
+atexit.register(flush)

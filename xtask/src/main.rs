@@ -1,1 +1,84 @@
-fn main() {}
+//! The project's own tasks. `cargo xtask` lists them.
+//!
+//! This program compiles in seconds and depends on none of the crates it
+//! drives: it knows them by their commands, as a person at a terminal does.
+
+mod bench;
+mod control;
+mod demo;
+mod docs;
+mod picture;
+mod proc;
+mod setup;
+mod suite;
+mod tidy;
+
+use anyhow::{Context as _, Result, bail};
+use std::process::ExitCode;
+
+const USAGE: &str = "\
+usage: cargo xtask TASK
+
+  demo [--exit] [--home DIR]   this machine as a pool of 2 virtual HGX nodes, and a training on it
+      --exit                   stop the control plane after the training; end with its exit code
+      --home DIR               where the control plane keeps its state (default: target/demo/home)
+  test [PART…]                 what CI runs, or some of it: unit, sim, local, docs; full adds a long soak
+  tidy                         the rules that the compiler does not check
+  soak N [--seed S]            N histories in the simulator
+  bench [--write]              measure; --write puts the figures into docs/performance.md
+  picture CAPTURE SVG          draw a terminal's captured output (`script`) as a picture
+";
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    match run(&args) {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::from(1)
+        }
+    }
+}
+
+/// Runs one task and returns the exit code.
+fn run(args: &[String]) -> Result<u8> {
+    std::env::set_current_dir(root()).context("the project's folder is gone")?;
+    let (task, rest) = args.split_first().map_or(("help", &[][..]), |(task, rest)| (task.as_str(), rest));
+    match task {
+        "demo" => {
+            let mut options = demo::Options::default();
+            let mut rest = rest.iter();
+            while let Some(arg) = rest.next() {
+                match arg.as_str() {
+                    "--exit" => options.exit = true,
+                    "--home" => options.home = Some(rest.next().context("--home needs a folder")?.into()),
+                    other => bail!("unknown argument `{other}`\n\n{USAGE}"),
+                }
+            }
+            demo::run(&options)
+        }
+        "test" => suite::run(rest),
+        "tidy" => tidy::run(),
+        "soak" => suite::soak(rest),
+        "bench" => match rest {
+            [] => bench::run(false),
+            [write] if write == "--write" => bench::run(true),
+            other => bail!("unknown arguments {other:?}\n\n{USAGE}"),
+        },
+        "picture" => match rest {
+            [capture, svg] => picture::run(capture.as_ref(), svg.as_ref()),
+            _ => bail!("picture needs a capture and the name of the SVG\n\n{USAGE}"),
+        },
+        "help" | "--help" | "-h" => {
+            print!("{USAGE}");
+            Ok(if args.is_empty() { 2 } else { 0 })
+        }
+        other => bail!("unknown task `{other}`\n\n{USAGE}"),
+    }
+}
+
+/// The project's folder.
+fn root() -> std::path::PathBuf {
+    let here = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.parent().unwrap_or(here).to_owned()
+}

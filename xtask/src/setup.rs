@@ -1,0 +1,79 @@
+//! What the tasks need of the machine: looked for first, installed where that
+//! is allowed, else named with the command that installs it.
+
+use crate::proc::{capture, command, must, which};
+use anyhow::{Result, bail};
+use std::path::{Path, PathBuf};
+
+/// The interpreters that the locks of `environments/` were made for, the preferred one first.
+const INTERPRETERS: [&str; 3] = ["python3", "python3.12", "python3.11"];
+
+/// Something that a task needs.
+struct Need {
+    /// What it is called.
+    what: &'static str,
+    /// The Debian packages that bring it.
+    debian: &'static [&'static str],
+    /// Whether it is here.
+    here: fn() -> bool,
+}
+
+const NEEDS: [Need; 3] = [
+    Need {
+        what: "Python 3.11 or 3.12 with the modules venv and ensurepip",
+        debian: &["python3", "python3-venv"],
+        here: || python().is_some(),
+    },
+    Need { what: "git", debian: &["git"], here: || which("git").is_some() },
+    Need {
+        what: "a C compiler, for SQLite",
+        debian: &["build-essential"],
+        here: || which("cc").is_some() || std::env::var_os("CC").is_some(),
+    },
+];
+
+/// Makes sure that everything is here.
+///
+/// # Errors
+/// Names what is missing and how to get it.
+pub fn check() -> Result<()> {
+    let missing: Vec<&Need> = NEEDS.iter().filter(|need| !(need.here)()).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let packages: Vec<&str> = missing.iter().flat_map(|need| need.debian).copied().collect();
+    if is_root() && which("apt-get").is_some() {
+        println!("installing {}", packages.join(" "));
+        must(command("apt-get").args(["-qq", "update"]))?;
+        let mut install = command("apt-get");
+        install.args(["-qq", "-y", "install", "--no-install-recommends"]).args(&packages);
+        must(install.env("DEBIAN_FRONTEND", "noninteractive"))?;
+    }
+    let missing: Vec<&str> = missing.iter().filter(|need| !(need.here)()).map(|need| need.what).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let mut message = format!("this machine lacks {}", missing.join("; "));
+    if which("apt-get").is_some() {
+        message += &format!("\n  sudo apt-get install {}", packages.join(" "));
+    } else if which("dnf").is_some() {
+        message += "\n  sudo dnf install python3.12 git gcc";
+    } else if which("brew").is_some() {
+        message += "\n  brew install python@3.12 git";
+    }
+    bail!(message)
+}
+
+/// A Python that the environments can be made with.
+pub fn python() -> Option<PathBuf> {
+    INTERPRETERS.iter().filter_map(|name| which(name)).find(|python| fits(python))
+}
+
+fn fits(python: &Path) -> bool {
+    let test = "import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 13))";
+    command(python).args(["-c", test]).output().is_ok_and(|out| out.status.success())
+}
+
+fn is_root() -> bool {
+    capture(command("id").arg("-u")).is_ok_and(|uid| uid.trim() == "0")
+}

@@ -1,0 +1,172 @@
+//! What each part of the suite does.
+
+use super::Outcome;
+use super::count::Count;
+use crate::control::{self, Profile};
+use crate::proc::{Ran, cargo, command, target, tee, which};
+use crate::{docs, setup};
+use anyhow::{Context as _, Result};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Histories that the simulator runs on each test, and on a full one.
+const HISTORIES: [&str; 2] = ["200", "20000"];
+
+/// A program that is one test.
+fn whole(command: &mut Command) -> Result<Outcome> {
+    Ok(Outcome::Ran(Count::one(tee(command)?.ok)))
+}
+
+/// A runner that counts its tests.
+fn counted(command: &mut Command) -> Result<Outcome> {
+    let Ran { ok, output } = tee(command)?;
+    Ok(Outcome::Ran(Count::read(&output, ok)))
+}
+
+pub fn fmt() -> Result<Outcome> {
+    whole(cargo().args(["fmt", "--all", "--", "--check"]))
+}
+
+pub fn clippy() -> Result<Outcome> {
+    whole(cargo().args(["clippy", "--workspace", "--all-targets", "--locked", "--quiet", "--", "-D", "warnings"]))
+}
+
+pub fn tidy() -> Result<Outcome> {
+    Ok(Outcome::Ran(Count::one(crate::tidy::run()? == 0)))
+}
+
+pub fn deny() -> Result<Outcome> {
+    if which("cargo-deny").is_none() {
+        return Ok(Outcome::Skipped("cargo-deny is not installed (`cargo install cargo-deny`)".to_owned()));
+    }
+    whole(cargo().args(["deny", "--workspace", "check", "bans", "licenses", "sources"]))
+}
+
+pub fn compile() -> Result<Outcome> {
+    whole(cargo().args(["test", "--workspace", "--locked", "--no-run", "--quiet"]))
+}
+
+pub fn cargo_test() -> Result<Outcome> {
+    counted(cargo().args(["test", "--workspace", "--locked", "--no-fail-fast"]))
+}
+
+pub fn end_to_end() -> Result<Outcome> {
+    counted(cargo().args(["test", "--package", "aviflow", "--locked", "--no-fail-fast", "--test", "*"]))
+}
+
+/// The hooks' own tests, which need nothing but Python.
+pub fn hooks() -> Result<Outcome> {
+    let python = setup::python().context("no Python")?;
+    counted(unittest(&python, Path::new("python/aviflow")).env("PYTHONPATH", "src"))
+}
+
+/// The example's tests, in the environment that the demo made for it.
+pub fn example() -> Result<Outcome> {
+    let example = Path::new("examples/tiny-gpt");
+    if !example.join("tests").is_dir() {
+        return Ok(Outcome::Skipped("the example has no tests".to_owned()));
+    }
+    let python = environment()?;
+    let hooks = std::fs::canonicalize("python/aviflow/src")?;
+    let mut tests = unittest(&python, example);
+    counted(
+        tests
+            .env("PYTHONPATH", std::env::join_paths([hooks, std::fs::canonicalize(example)?])?)
+            .env("JAX_PLATFORMS", "cpu"),
+    )
+}
+
+fn unittest(python: &Path, folder: &Path) -> Command {
+    let mut tests = command(python);
+    tests.args(["-W", "error::ResourceWarning", "-m", "unittest", "discover", "-s", "tests"]).current_dir(folder);
+    tests
+}
+
+/// The interpreter of the environment jax-cpu, made once for each lock and kept under Cargo's target folder.
+fn environment() -> Result<PathBuf> {
+    let lock = std::fs::read_to_string("environments/jax-cpu/requirements.lock")?;
+    let folder = target()?.join("venvs").join(format!("{:016x}", fingerprint(lock.as_bytes())));
+    let python = folder.join("bin/python");
+    let complete = folder.join("complete");
+    if complete.exists() {
+        return Ok(python);
+    }
+    if folder.exists() {
+        std::fs::remove_dir_all(&folder)?;
+    }
+    std::fs::create_dir_all(&folder)?;
+    crate::proc::must(command(setup::python().context("no Python")?).args(["-m", "venv"]).arg(&folder))?;
+    let mut install = command(&python);
+    install.args([
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--require-hashes",
+        "--only-binary",
+        ":all:",
+    ]);
+    crate::proc::must(install.args(["-r", "environments/jax-cpu/requirements.lock"]))?;
+    std::fs::write(complete, "")?;
+    Ok(python)
+}
+
+/// FNV-1a: a name for a folder, not a proof of anything.
+fn fingerprint(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+pub fn simulator() -> Result<Outcome> {
+    histories(HISTORIES[0])
+}
+
+pub fn long_soak() -> Result<Outcome> {
+    histories(HISTORIES[1])
+}
+
+fn histories(number: &str) -> Result<Outcome> {
+    if !Path::new("crates/aviflow-engine/examples/soak.rs").exists() {
+        return Ok(Outcome::Skipped("the engine has no example `soak`".to_owned()));
+    }
+    whole(cargo().args([
+        "run",
+        "--package",
+        "aviflow-engine",
+        "--example",
+        "soak",
+        "--locked",
+        "--quiet",
+        "--",
+        number,
+    ]))
+}
+
+/// The demo as a person starts it: its last lines are the training's results, and it has learned.
+pub fn demo() -> Result<Outcome> {
+    let this = std::env::current_exe()?;
+    let Ran { ok, output } = tee(command(this).args(["demo", "--exit"]))?;
+    let lines: Vec<&str> = output.trim_end().lines().collect();
+    let value = |from_end: usize, name: &str| -> Option<f64> {
+        let line = lines.get(lines.len().checked_sub(from_end)?)?;
+        line.strip_prefix(name)?.trim().parse().ok()
+    };
+    let learned = match (value(2, "validation loss:"), value(1, "byte-bigram entropy:")) {
+        (Some(loss), Some(entropy)) if loss < entropy => true,
+        (Some(loss), Some(entropy)) => {
+            println!("the training has not learned: its loss {loss} is not below the entropy {entropy}");
+            false
+        }
+        (None, _) | (_, None) => {
+            println!("the demo's last two lines are not the training's results");
+            false
+        }
+    };
+    Ok(Outcome::Ran(Count::one(ok && learned)))
+}
+
+/// The commands in the documents do what the documents say.
+pub fn docs() -> Result<Outcome> {
+    let binary = control::build(Profile::Dev)?;
+    Ok(Outcome::Ran(docs::run(&binary)?))
+}

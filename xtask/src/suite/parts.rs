@@ -2,8 +2,8 @@
 
 use super::Outcome;
 use super::count::Count;
-use crate::control::{self, Profile};
-use crate::proc::{Ran, cargo, command, target, tee, which};
+use crate::control::{self, Control, Profile};
+use crate::proc::{Ran, capture, cargo, command, must, target, tee, which};
 use crate::{docs, setup};
 use anyhow::{Context as _, Result};
 use std::path::{Path, PathBuf};
@@ -82,10 +82,22 @@ fn unittest(python: &Path, folder: &Path) -> Command {
     tests
 }
 
-/// The interpreter of the environment jax-cpu, made once for each lock and kept under Cargo's target folder.
+/// The home folder of the demo that is tested: its state is new each time, its environments stay.
+fn demo_home() -> Result<PathBuf> {
+    Ok(target()?.join("demo/tested"))
+}
+
+/// An interpreter with JAX: the one that the tested demo made, or else one made once for each lock.
 fn environment() -> Result<PathBuf> {
-    let lock = std::fs::read_to_string("environments/jax-cpu/requirements.lock")?;
-    let folder = target()?.join("venvs").join(format!("{:016x}", fingerprint(lock.as_bytes())));
+    let made = std::fs::read_dir(demo_home()?.join("environments")).into_iter().flatten().flatten();
+    let has_jax =
+        |python: &PathBuf| command(python).args(["-c", "import jax"]).output().is_ok_and(|out| out.status.success());
+    if let Some(python) = made.map(|folder| folder.path().join("bin/python")).find(has_jax) {
+        return Ok(python);
+    }
+    let lock = "environments/jax-cpu/requirements.lock";
+    let hash = fingerprint(&std::fs::read(lock)?);
+    let folder = target()?.join("venvs").join(format!("{hash:016x}"));
     let python = folder.join("bin/python");
     let complete = folder.join("complete");
     if complete.exists() {
@@ -94,20 +106,10 @@ fn environment() -> Result<PathBuf> {
     if folder.exists() {
         std::fs::remove_dir_all(&folder)?;
     }
-    std::fs::create_dir_all(&folder)?;
-    crate::proc::must(command(setup::python().context("no Python")?).args(["-m", "venv"]).arg(&folder))?;
+    must(command(setup::python().context("no Python")?).args(["-m", "venv"]).arg(&folder))?;
     let mut install = command(&python);
-    install.args([
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--disable-pip-version-check",
-        "--require-hashes",
-        "--only-binary",
-        ":all:",
-    ]);
-    crate::proc::must(install.args(["-r", "environments/jax-cpu/requirements.lock"]))?;
+    install.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--require-hashes"]);
+    must(install.args(["--only-binary", ":all:", "-r", lock]))?;
     std::fs::write(complete, "")?;
     Ok(python)
 }
@@ -144,8 +146,10 @@ fn histories(number: &str) -> Result<Outcome> {
 
 /// The demo as a person starts it: its last lines are the training's results, and it has learned.
 pub fn demo() -> Result<Outcome> {
+    let home = demo_home()?;
+    forget(&home)?;
     let this = std::env::current_exe()?;
-    let Ran { ok, output } = tee(command(this).args(["demo", "--exit"]))?;
+    let Ran { ok, output } = tee(command(this).args(["demo", "--exit", "--home"]).arg(&home))?;
     let lines: Vec<&str> = output.trim_end().lines().collect();
     let value = |from_end: usize, name: &str| -> Option<f64> {
         let line = lines.get(lines.len().checked_sub(from_end)?)?;
@@ -163,6 +167,26 @@ pub fn demo() -> Result<Outcome> {
         }
     };
     Ok(Outcome::Ran(Count::one(ok && learned)))
+}
+
+/// Removes a home folder's state, but neither its environments, which take minutes to make, nor its cache.
+fn forget(home: &Path) -> Result<()> {
+    if !home.exists() {
+        return Ok(());
+    }
+    let control = Control::new(control::build(Profile::Dev)?, home)?;
+    if control.runs() {
+        capture(&mut control.cli(["server", "stop"]))?;
+    }
+    for entry in std::fs::read_dir(home)? {
+        let path = entry?.path();
+        match path.file_name().and_then(|name| name.to_str()) {
+            Some("environments" | "cache") => {}
+            _ if path.is_dir() => std::fs::remove_dir_all(&path)?,
+            _ => std::fs::remove_file(&path)?,
+        }
+    }
+    Ok(())
 }
 
 /// The commands in the documents do what the documents say.

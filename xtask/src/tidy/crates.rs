@@ -12,7 +12,8 @@ const ARROWS: [(&str, &[&str]); 9] = [
     ("aviflow-engine", &["aviflow-core", "aviflow-api"]),
     ("aviflow-store", &["aviflow-core", "aviflow-api", "aviflow-engine"]),
     ("aviflow-local", &["aviflow-core", "aviflow-api", "aviflow-engine", "aviflow-agent"]),
-    ("aviflow-server", &["aviflow-core", "aviflow-api", "aviflow-engine"]),
+    // The server reads the store, and never writes it: ended jobs are in no snapshot.
+    ("aviflow-server", &["aviflow-core", "aviflow-api", "aviflow-engine", "aviflow-store"]),
     (
         "aviflow",
         &[

@@ -60,8 +60,9 @@ VALIDATION_WINDOWS = 512
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--corpus", type=Path, help="corpus file, or the folder it is in")
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=240)
     parser.add_argument("--stop-after", type=int, help="stop gracefully after this step")
+    parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--batch", type=int, default=32, help="windows a step, all processes")
     parser.add_argument("--learning-rate", type=float, default=4e-3)
     parser.add_argument("--warmup", type=int, default=30, help="steps")
@@ -173,7 +174,7 @@ def open_losses(path: Path, step: int) -> TextIO:
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     with aviflow.atomic_write(path, "w") as file:
         file.writelines(line for line in lines if json.loads(line)["step"] <= step)
-    return path.open("a", buffering=1)
+    return path.open("a", buffering=1)  # by lines, so that a killed run has told its last step
 
 
 def main() -> int:
@@ -184,7 +185,7 @@ def main() -> int:
 
     corpus = data.load(options.corpus or prepare.prepare(aviflow.cache_dir()))
     seed = aviflow.seed() or 0
-    config = model.ModelConfig()
+    config = model.ModelConfig(layers=options.layers)
     sampler = data.Sampler(corpus.train, config.context, options.batch, seed)
     share = options.batch // PROCESSES
     mine = range(RANK * share, (RANK + 1) * share)

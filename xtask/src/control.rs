@@ -30,6 +30,11 @@ pub fn build(profile: Profile) -> Result<PathBuf> {
     Ok(target()?.join(folder).join("aviflow"))
 }
 
+/// The home folder that tests and the picture share, for the sake of its environments.
+pub fn tested_home() -> Result<PathBuf> {
+    Ok(target()?.join("demo/tested"))
+}
+
 /// A control plane by its binary and its home folder.
 #[derive(Clone, Debug)]
 pub struct Control {
@@ -45,6 +50,24 @@ impl Control {
         std::fs::create_dir_all(home).with_context(|| format!("cannot make {}", home.display()))?;
         let home = home.canonicalize()?;
         Ok(Control { binary, home })
+    }
+
+    /// The binary with the home folder of tests. It is emptied, but for its environments, which take
+    /// minutes to make, and its cache.
+    pub fn fresh(binary: PathBuf) -> Result<Control> {
+        let control = Control::new(binary, &tested_home()?)?;
+        if control.runs() {
+            capture(&mut control.cli(["server", "stop"]))?;
+        }
+        for entry in std::fs::read_dir(&control.home)? {
+            let path = entry?.path();
+            match path.file_name().and_then(|name| name.to_str()) {
+                Some("environments" | "cache") => {}
+                _ if path.is_dir() => std::fs::remove_dir_all(&path)?,
+                _ => std::fs::remove_file(&path)?,
+            }
+        }
+        Ok(control)
     }
 
     /// A command of the binary that speaks to this control plane and no other.

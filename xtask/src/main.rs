@@ -26,7 +26,7 @@ usage: cargo xtask TASK
   tidy                         the rules that the compiler does not check
   soak N [--seed S]            N histories in the simulator
   bench [--write]              measure; --write puts the figures into docs/performance.md
-  picture CAPTURE SVG          draw a terminal's captured output (`script`) as a picture
+  picture                      run a session in a terminal and draw it: docs/images/demo.svg
 ";
 
 fn main() -> ExitCode {
@@ -65,10 +65,7 @@ fn run(args: &[String]) -> Result<u8> {
             [write] if write == "--write" => bench::run(true),
             other => bail!("unknown arguments {other:?}\n\n{USAGE}"),
         },
-        "picture" => match rest {
-            [capture, svg] => picture::run(capture.as_ref(), svg.as_ref()),
-            _ => bail!("picture needs a capture and the name of the SVG\n\n{USAGE}"),
-        },
+        "picture" => picture::run(),
         "help" | "--help" | "-h" => {
             print!("{USAGE}");
             Ok(if args.is_empty() { 2 } else { 0 })

@@ -3,7 +3,7 @@
 use super::Outcome;
 use super::count::Count;
 use crate::control::{self, Control, Profile};
-use crate::proc::{Ran, capture, cargo, command, must, target, tee, which};
+use crate::proc::{Ran, cargo, command, must, target, tee, which};
 use crate::{docs, setup};
 use anyhow::{Context as _, Result};
 use std::path::{Path, PathBuf};
@@ -82,14 +82,9 @@ fn unittest(python: &Path, folder: &Path) -> Command {
     tests
 }
 
-/// The home folder of the demo that is tested: its state is new each time, its environments stay.
-fn demo_home() -> Result<PathBuf> {
-    Ok(target()?.join("demo/tested"))
-}
-
 /// An interpreter with JAX: the one that the tested demo made, or else one made once for each lock.
 fn environment() -> Result<PathBuf> {
-    let made = std::fs::read_dir(demo_home()?.join("environments")).into_iter().flatten().flatten();
+    let made = std::fs::read_dir(control::tested_home()?.join("environments")).into_iter().flatten().flatten();
     let has_jax =
         |python: &PathBuf| command(python).args(["-c", "import jax"]).output().is_ok_and(|out| out.status.success());
     if let Some(python) = made.map(|folder| folder.path().join("bin/python")).find(has_jax) {
@@ -146,10 +141,9 @@ fn histories(number: &str) -> Result<Outcome> {
 
 /// The demo as a person starts it: its last lines are the training's results, and it has learned.
 pub fn demo() -> Result<Outcome> {
-    let home = demo_home()?;
-    forget(&home)?;
+    let control = Control::fresh(control::build(Profile::Dev)?)?;
     let this = std::env::current_exe()?;
-    let Ran { ok, output } = tee(command(this).args(["demo", "--exit", "--home"]).arg(&home))?;
+    let Ran { ok, output } = tee(command(this).args(["demo", "--exit", "--home"]).arg(&control.home))?;
     let lines: Vec<&str> = output.trim_end().lines().collect();
     let value = |from_end: usize, name: &str| -> Option<f64> {
         let line = lines.get(lines.len().checked_sub(from_end)?)?;
@@ -167,26 +161,6 @@ pub fn demo() -> Result<Outcome> {
         }
     };
     Ok(Outcome::Ran(Count::one(ok && learned)))
-}
-
-/// Removes a home folder's state, but neither its environments, which take minutes to make, nor its cache.
-fn forget(home: &Path) -> Result<()> {
-    if !home.exists() {
-        return Ok(());
-    }
-    let control = Control::new(control::build(Profile::Dev)?, home)?;
-    if control.runs() {
-        capture(&mut control.cli(["server", "stop"]))?;
-    }
-    for entry in std::fs::read_dir(home)? {
-        let path = entry?.path();
-        match path.file_name().and_then(|name| name.to_str()) {
-            Some("environments" | "cache") => {}
-            _ if path.is_dir() => std::fs::remove_dir_all(&path)?,
-            _ => std::fs::remove_file(&path)?,
-        }
-    }
-    Ok(())
 }
 
 /// The commands in the documents do what the documents say.

@@ -20,6 +20,9 @@ const EXAMPLE: &str = "examples/tiny-gpt";
 /// Results of the training that end the demo's output.
 const RESULTS: [&str; 2] = ["validation loss", "byte-bigram entropy"];
 
+/// The exit code after Ctrl-C, as a shell reports it.
+const INTERRUPTED: u8 = 130;
+
 /// What the demo is asked.
 #[derive(Debug, Default)]
 pub struct Options {
@@ -69,7 +72,11 @@ fn train(control: &Control, options: &Options, asked_to_end: &AtomicBool) -> Res
     let status = show(&mut control.cli(["run", EXAMPLE]))?;
     let code = status.code().map_or(1, |code| code.clamp(0, 255)) as u8;
     let results = results(control).unwrap_or_default();
-    if !options.exit && !asked_to_end.load(Ordering::Relaxed) {
+    if asked_to_end.load(Ordering::Relaxed) {
+        // `aviflow run` ended by leaving the job, whose outcome is not known.
+        return Ok((INTERRUPTED, results));
+    }
+    if !options.exit {
         println!(
             "\nThe control plane stays up until Ctrl-C. To use it from another terminal:\n\
              \n  export AVIFLOW_HOME={home}\n  alias aviflow={binary}\n\

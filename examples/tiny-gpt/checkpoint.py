@@ -15,7 +15,7 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any
 
 import numpy as np
 
@@ -32,7 +32,7 @@ class State:
     second_moment: np.ndarray
 
 
-def save(folder: Path, state: State, settings: Dict[str, Any], keep: int) -> Path:
+def save(folder: Path, state: State, settings: dict[str, Any], keep: int) -> Path:
     """Writes a checkpoint, announces it, and removes all but the newest `keep`."""
     buffer = io.BytesIO()
     np.savez(
@@ -52,14 +52,14 @@ def save(folder: Path, state: State, settings: Dict[str, Any], keep: int) -> Pat
     return path
 
 
-def found(folder: Path) -> List[Tuple[int, Path]]:
+def found(folder: Path) -> list[tuple[int, Path]]:
     """Steps and files, the newest first. Half-written files have other names."""
     entries = folder.iterdir() if folder.is_dir() else ()
     named = [(match, path) for path in entries if (match := _NAME.fullmatch(path.name))]
     return sorted(((int(match[1]), path) for match, path in named), reverse=True)
 
 
-def newest(folder: Path) -> Optional[Path]:
+def newest(folder: Path) -> Path | None:
     """The newest checkpoint that is undamaged; warns about each one that is not."""
     for _, path in found(folder):
         if _content(path) is not None:
@@ -75,7 +75,7 @@ def step_of(path: Path) -> int:
     return int(match[1])
 
 
-def load(folder: Path, step: int, settings: Dict[str, Any]) -> State:
+def load(folder: Path, step: int, settings: dict[str, Any]) -> State:
     """The checkpoint of that step; ends the run where it is of a run with other settings."""
     content = next((c for s, path in found(folder) if s == step and (c := _content(path))), None)
     if content is None:
@@ -98,7 +98,7 @@ def load(folder: Path, step: int, settings: Dict[str, Any]) -> State:
         return State(step, arrays["weights"], arrays["first_moment"], arrays["second_moment"])
 
 
-def _content(path: Path) -> Optional[bytes]:
+def _content(path: Path) -> bytes | None:
     match = _NAME.fullmatch(path.name)
     try:
         content = path.read_bytes()

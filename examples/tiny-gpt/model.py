@@ -4,13 +4,13 @@ SwiGLU, and one matrix for the embedding and the output."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Dict
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-Params = Dict[str, Any]
+Params = dict[str, Any]
 VOCABULARY = 256
 
 

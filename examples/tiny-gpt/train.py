@@ -8,15 +8,15 @@ of processes, and on nothing else: not on when the run was stopped and resumed.
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import math
 import os
 import socket
 import sys
 import time
+import traceback
 from pathlib import Path
-from typing import Any, Dict, TextIO
+from typing import Any, NoReturn, TextIO
 
 try:
     import aviflow
@@ -33,8 +33,8 @@ except ImportError:
 PROCESSES = int(os.environ.get("JAX_NUM_PROCESSES") or 1)
 RANK = int(os.environ.get("JAX_PROCESS_ID") or 0)
 
-# Processes of one machine share its cores; threads beyond them only get in each other's
-# way. XLA reads both when it is loaded.
+# Processes of one machine share its cores, and virtual nodes are one machine; threads beyond
+# the cores only get in each other's way. XLA reads both variables when it is loaded.
 os.environ.setdefault("NPROC", str(max(1, (os.cpu_count() or 1) // PROCESSES)))
 if os.environ["NPROC"] == "1":
     os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
@@ -116,9 +116,7 @@ def make_step(config: model.ModelConfig, unravel: Any, decay: np.ndarray, mesh: 
         gradient *= jnp.minimum(1.0, CLIP / (norm + 1e-6))
         first = BETA1 * first + (1 - BETA1) * gradient
         second = BETA2 * second + (1 - BETA2) * gradient * gradient
-        update = (first / (1 - BETA1**number)) / (
-            jnp.sqrt(second / (1 - BETA2**number)) + EPSILON
-        )
+        update = (first / (1 - BETA1**number)) / (jnp.sqrt(second / (1 - BETA2**number)) + EPSILON)
         weights = weights - rate * (update + WEIGHT_DECAY * decay * weights)
         return weights, first, second, value, norm, stop
 
@@ -152,7 +150,7 @@ def validate(weights: Any, config: Any, unravel: Any, held_out: np.ndarray) -> f
     return float(totals[0] / totals[1])
 
 
-def resume(folder: Path, corpus: data.Corpus, settings: Dict[str, Any]) -> checkpoint.State | None:
+def resume(folder: Path, corpus: data.Corpus, settings: dict[str, Any]) -> checkpoint.State | None:
     """The state to go on from: the one that rank 0 finds, since another rank may see the
     folder earlier or later. Ends the run where a rank has another corpus than rank 0."""
     newest = checkpoint.newest(folder) if RANK == 0 else None
@@ -172,8 +170,9 @@ def open_losses(path: Path, step: int) -> TextIO:
     """The file of all losses, cut after `step`: later ones are of work that is repeated."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    # Steps are counted from 1, one line each; so a last line that was cut goes too.
     with aviflow.atomic_write(path, "w") as file:
-        file.writelines(line for line in lines if json.loads(line)["step"] <= step)
+        file.writelines(lines[:step])
     return path.open("a", buffering=1)  # by lines, so that a killed run has told its last step
 
 
@@ -209,7 +208,9 @@ def main() -> int:
     if RANK == 0:
         options.checkpoints.mkdir(parents=True, exist_ok=True)
         aviflow.remove_partials(options.checkpoints)
-        print(f"{weights.size:,} parameters; corpus {corpus.sha256[:16]}, {len(corpus.text):,} bytes")
+        print(
+            f"{weights.size:,} parameters; corpus {corpus.sha256[:16]}, {len(corpus.text):,} bytes"
+        )
         aviflow.log_data("corpus", sha256=corpus.sha256, size=len(corpus.text))
         aviflow.log_facts(
             framework=f"jax {jax.__version__}",
@@ -232,6 +233,7 @@ def main() -> int:
 
     def save(step: int) -> None:
         if RANK == 0:
+            os.fsync(losses.fileno())  # a checkpoint promises the losses up to its step
             whole = (np.asarray(array.addressable_data(0)) for array in arrays)
             saved = checkpoint.State(step, *whole)
             checkpoint.save(options.checkpoints, saved, settings, options.keep)
@@ -287,5 +289,24 @@ def main() -> int:
     return 0
 
 
+def fail_at_once(error: BaseException) -> NoReturn:
+    """Ends a rank that failed. A normal exit would first wait in JAX's shutdown for the
+    other ranks, and keep the platform from seeing the failure for minutes."""
+    if isinstance(error, SystemExit) and isinstance(error.code, str):
+        print(error.code, file=sys.stderr)
+    else:
+        traceback.print_exception(error)
+    aviflow.flush()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        code = main()
+    except BaseException as failure:
+        if PROCESSES == 1:
+            raise
+        fail_at_once(failure)
+    sys.exit(code)

@@ -90,6 +90,16 @@ class DistributedTest(unittest.TestCase):
         done = len(self.losses("signal").splitlines())
         (newest,) = (self.folder / "signal" / "checkpoints").glob(f"step-{done:08d}-*")
 
+    def test_a_killed_rank_ends_the_others(self):
+        ranks = self.start("killed", "--steps", "100000")
+        for line in ranks[0].stdout:
+            if line.startswith("step 10/"):
+                break
+        ranks[3].kill()
+        for process in ranks:
+            process.communicate()
+            self.assertNotIn(process.returncode, (0, REQUEUE))
+
 
 if __name__ == "__main__":
     unittest.main()

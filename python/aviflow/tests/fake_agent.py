@@ -7,7 +7,7 @@ import os
 import shutil
 import socket
 import tempfile
-from typing import Any, Dict, List, Optional
+from typing import Any
 
 
 PATIENCE = 60
@@ -18,8 +18,8 @@ class FakeAgent:
     def __init__(self) -> None:
         self.folder = tempfile.mkdtemp()
         self.path = os.path.join(self.folder, "agent.sock")
-        self.listener: Optional[socket.socket] = None
-        self.peer: Optional[socket.socket] = None
+        self.listener: socket.socket | None = None
+        self.peer: socket.socket | None = None
         self.start()
 
     def start(self) -> None:
@@ -52,10 +52,10 @@ class FakeAgent:
                 return data
             data += chunk
 
-    def messages(self) -> List[Dict[str, Any]]:
+    def messages(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.arrived().splitlines()]
 
-    def until_the_end(self) -> List[Dict[str, Any]]:
+    def until_the_end(self) -> list[dict[str, Any]]:
         """All messages of a process that is still at it, until it closes its end."""
         assert self.peer is not None
         self.peer.settimeout(PATIENCE)

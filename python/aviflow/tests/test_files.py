@@ -43,7 +43,10 @@ class FilesTest(unittest.TestCase):
         self.assertEqual(self.left(), ["step-1"])
 
     def test_file_is_never_appended_to(self):
-        with self.assertRaisesRegex(ValueError, "written anew"), aviflow.atomic_write(self.target, "a"):
+        with (
+            self.assertRaisesRegex(ValueError, "written anew"),
+            aviflow.atomic_write(self.target, "a"),
+        ):
             pass
 
     def test_folder(self):

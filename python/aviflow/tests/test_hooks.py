@@ -62,7 +62,12 @@ class OnThePlatform(unittest.TestCase):
             raise KeyError
         self.assertEqual(
             [(m["phase"], m["step"], m["path"]) for m in self.told()],
-            [("begin", 5, "/c/5"), ("complete", 5, "/c/5"), ("begin", 6, "/c/6"), ("failed", 6, "/c/6")],
+            [
+                ("begin", 5, "/c/5"),
+                ("complete", 5, "/c/5"),
+                ("begin", 6, "/c/6"),
+                ("failed", 6, "/c/6"),
+            ],
         )
 
     def test_data(self):
@@ -76,7 +81,9 @@ class OnThePlatform(unittest.TestCase):
         digest = hashlib.sha256(b"abc").hexdigest()
         self.assertEqual((one["sha256"], one["bytes"]), (digest, 3))
         listing = f"{digest}  corpus\n".encode()
-        self.assertEqual((whole["sha256"], whole["bytes"]), (hashlib.sha256(listing).hexdigest(), 3))
+        self.assertEqual(
+            (whole["sha256"], whole["bytes"]), (hashlib.sha256(listing).hexdigest(), 3)
+        )
         self.assertEqual((known["sha256"], known["bytes"]), ("0" * 64, 8))
 
     def test_facts_and_summary(self):
@@ -117,7 +124,9 @@ class OnThePlatform(unittest.TestCase):
         self.assertEqual((hello["pid"], only["step"]), (child, 2))
 
     def test_everything_arrives_before_the_process_ends(self):
-        script = "import aviflow\nfor i in range(500): aviflow.log(i, loss=i)\naviflow.log_summary(x=1)"
+        script = (
+            "import aviflow\nfor i in range(500): aviflow.log(i, loss=i)\naviflow.log_summary(x=1)"
+        )
         with subprocess.Popen([sys.executable, "-c", script], env=child_environment()) as child:
             self.agent.accept()
             messages = self.agent.until_the_end()

@@ -27,7 +27,8 @@ import os
 import re
 import signal
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Set, Tuple, TypeVar, cast
+from typing import Any, Callable, Dict, Optional, Set, Tuple, TypeVar, cast
+from collections.abc import Iterator, Mapping
 
 from ._connection import Connection
 from ._files import PathLike, atomic_dir, atomic_write, remove_partials
@@ -74,8 +75,8 @@ REQUEUE = 75
 """Exit code of a process that saved its work and asks to be queued again."""
 
 _logger = logging.getLogger("aviflow")
-_warned: Set[str] = set()
-_connection: Optional[Connection] = None
+_warned: set[str] = set()
+_connection: Connection | None = None
 _looked = False
 _terminated = False
 
@@ -98,7 +99,7 @@ def _quiet(hook: _F) -> _F:
     return cast(_F, call)
 
 
-def _agent() -> Optional[Connection]:
+def _agent() -> Connection | None:
     global _connection, _looked
     if not _looked:
         _looked = True
@@ -119,7 +120,7 @@ def _forget() -> None:
 os.register_at_fork(after_in_child=_forget)
 
 
-def _send(message: Dict[str, Any]) -> None:
+def _send(message: dict[str, Any]) -> None:
     agent = _agent()
     if agent is not None:
         agent.send(message)
@@ -134,8 +135,8 @@ def enabled() -> bool:
 def log(
     step: int,
     *,
-    total_steps: Optional[int] = None,
-    tokens: Optional[int] = None,
+    total_steps: int | None = None,
+    tokens: int | None = None,
     **values: Any,
 ) -> None:
     """Reports a step's metrics, such as loss, learning_rate, grad_norm, tokens_per_second, mfu.
@@ -161,7 +162,7 @@ def log(
     )
 
 
-def _number(value: Any) -> Optional[float]:
+def _number(value: Any) -> float | None:
     try:
         return None if value is None else float(value)
     except (TypeError, ValueError, OverflowError):
@@ -206,10 +207,10 @@ def checkpoint(step: int, path: PathLike) -> Iterator[None]:
 @_quiet
 def log_data(
     name: str,
-    path: Optional[PathLike] = None,
+    path: PathLike | None = None,
     *,
-    sha256: Optional[str] = None,
-    size: Optional[int] = None,
+    sha256: str | None = None,
+    size: int | None = None,
 ) -> None:
     """Records which data the training used, so that the run can be repeated.
 
@@ -227,7 +228,7 @@ def log_data(
     _send({"type": "data", "name": name, "sha256": sha256, "bytes": size})
 
 
-def _fingerprint(path: Path) -> Tuple[str, int]:
+def _fingerprint(path: Path) -> tuple[str, int]:
     if not path.is_dir():
         return _hash_file(path)
     whole, total = hashlib.sha256(), 0
@@ -238,7 +239,7 @@ def _fingerprint(path: Path) -> Tuple[str, int]:
     return whole.hexdigest(), total
 
 
-def _hash_file(path: Path) -> Tuple[str, int]:
+def _hash_file(path: Path) -> tuple[str, int]:
     digest, size = hashlib.sha256(), 0
     with path.open("rb") as file:
         while chunk := file.read(1 << 20):
@@ -248,20 +249,20 @@ def _hash_file(path: Path) -> Tuple[str, int]:
 
 
 @_quiet
-def log_facts(values: Optional[Mapping[str, Any]] = None, **more: Any) -> None:
+def log_facts(values: Mapping[str, Any] | None = None, **more: Any) -> None:
     """Records what describes the run: framework, device, parameters, precision."""
     _send({"type": "facts", "values": _plain({**(values or {}), **more})})
 
 
 @_quiet
-def log_summary(values: Optional[Mapping[str, Any]] = None, **more: Any) -> None:
+def log_summary(values: Mapping[str, Any] | None = None, **more: Any) -> None:
     """Reports the final results, which the job's page shows first."""
     _send({"type": "summary", "values": _plain({**(values or {}), **more})})
 
 
-def _plain(values: Mapping[str, Any]) -> Dict[str, Any]:
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
     """Values as JSON has them; numbers of arrays become floats, all else text."""
-    plain: Dict[str, Any] = {}
+    plain: dict[str, Any] = {}
     for name, value in values.items():
         if value is None or isinstance(value, (bool, int, float, str)):
             plain[str(name)] = value
@@ -289,7 +290,7 @@ def _poll(agent: Connection) -> None:
     agent.poll()
 
 
-def stop_reason() -> Optional[str]:
+def stop_reason() -> str | None:
     """Why `should_stop()` is true, in words for a log; None where nothing is known."""
     if _connection is not None and _connection.stop_reason is not None:
         return _connection.stop_reason

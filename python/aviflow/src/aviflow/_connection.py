@@ -19,7 +19,7 @@ import socket
 import threading
 import time
 from collections import deque
-from typing import Any, Callable, Deque, Dict, Optional, Tuple
+from typing import Any, Callable
 
 MAX_LINE = 64 * 1024
 """The longest line of the protocol in bytes, its newline included."""
@@ -32,10 +32,10 @@ EVENTS_KEPT = 256
 READS_A_CALL = 16
 """Bounds the work of one call, should an agent ever send without end."""
 
-Entry = Tuple[int, bytes]
+Entry = tuple[int, bytes]
 
 
-def encode(message: Dict[str, Any]) -> bytes:
+def encode(message: dict[str, Any]) -> bytes:
     """One line of the protocol. Raises ValueError where it would be too long.
 
     JSON has no NaN and no infinity: they travel as the strings "NaN", "Infinity" and
@@ -67,20 +67,20 @@ class Connection:
         self._clock = clock
         self._ids = itertools.count(1)
         self._order = itertools.count()
-        self._metrics: Deque[Entry] = deque(maxlen=METRICS_KEPT)
-        self._events: Deque[Entry] = deque(maxlen=EVENTS_KEPT)
+        self._metrics: deque[Entry] = deque(maxlen=METRICS_KEPT)
+        self._events: deque[Entry] = deque(maxlen=EVENTS_KEPT)
         # Whoever holds the lock does the sending. Nobody waits for it: neither a thread
         # that writes checkpoints nor a signal handler that interrupted a send.
         self._lock = threading.Lock()
-        self._socket: Optional[socket.socket] = None
+        self._socket: socket.socket | None = None
         self._retry_at = -math.inf
         self._line = b""
         self._sent = 0
         self._received = b""
-        self.stop_reason: Optional[str] = None
+        self.stop_reason: str | None = None
         self.stopped = False
 
-    def send(self, message: Dict[str, Any]) -> None:
+    def send(self, message: dict[str, Any]) -> None:
         """Queues a message and sends what can be sent now."""
         line = encode(message)
         queue = self._metrics if message["type"] == "metrics" else self._events

@@ -12,7 +12,8 @@ import os
 import secrets
 import shutil
 from pathlib import Path
-from typing import IO, Any, Iterator, Union
+from typing import IO, Any, Union
+from collections.abc import Iterator
 
 PathLike = Union[str, "os.PathLike[str]"]
 _PARTIAL = ".partial-"

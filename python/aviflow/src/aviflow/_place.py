@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Optional
 
 
-def job_name() -> Optional[str]:
+def job_name() -> str | None:
     """The job's name, or None outside the platform."""
     return os.environ.get("AVIFLOW_JOB") or None
 
@@ -18,7 +17,7 @@ def attempt() -> int:
     return _integer("AVIFLOW_ATTEMPT") or 1
 
 
-def seed() -> Optional[int]:
+def seed() -> int | None:
     """The `seed` of the job's document, or None where it has none."""
     return _integer("AVIFLOW_SEED")
 
@@ -32,17 +31,17 @@ def rank() -> int:
     return 0
 
 
-def checkpoint_dir() -> Optional[Path]:
+def checkpoint_dir() -> Path | None:
     """Where checkpoints belong so that the next attempt finds them; None elsewhere."""
     return _path("AVIFLOW_CHECKPOINT_DIR")
 
 
-def output_dir() -> Optional[Path]:
+def output_dir() -> Path | None:
     """Where results belong that are to be kept; None outside the platform."""
     return _path("AVIFLOW_OUTPUT_DIR")
 
 
-def data_dir(name: str) -> Optional[Path]:
+def data_dir(name: str) -> Path | None:
     """Where the job's `data` of that name is, a file or a folder; None if it has none."""
     return _path("AVIFLOW_DATA_" + re.sub(r"[^A-Z0-9]", "_", name.upper()))
 
@@ -52,12 +51,12 @@ def cache_dir() -> Path:
     return _path("AVIFLOW_CACHE_DIR") or Path.home() / ".cache" / "aviflow"
 
 
-def _path(variable: str) -> Optional[Path]:
+def _path(variable: str) -> Path | None:
     value = os.environ.get(variable)
     return Path(value) if value else None
 
 
-def _integer(variable: str) -> Optional[int]:
+def _integer(variable: str) -> int | None:
     """None where a variable is missing or no number: hooks never end a training."""
     try:
         return int(os.environ[variable])

@@ -1,0 +1,266 @@
+//! The variables that tie a rank to its gang. Pure.
+//!
+//! Invariants: no rank of a gang of several nodes sees `localhost` unless the
+//! control plane gave it; the rendezvous is static, as under c10d a node's rank
+//! differs from its index; the rendezvous id and the port are of one epoch;
+//! `RANK` and its kin exist only where the platform itself starts one process
+//! for each GPU, because torchrun and accelerate set them for theirs.
+
+use crate::protocol::WorkerSpec;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// The variables that a job may not set: the wiring wins.
+///
+/// The document's check refuses them; the agent overrides them besides.
+pub const RESERVED: &[&str] = &[
+    "AVIFLOW_ATTEMPT",
+    "AVIFLOW_BEST_STEP",
+    "AVIFLOW_EPOCH",
+    "AVIFLOW_JOB",
+    "AVIFLOW_LOCK_FD",
+    "AVIFLOW_NODE",
+    "AVIFLOW_RANK",
+    "AVIFLOW_SLOT",
+    "AVIFLOW_SOCKET",
+    "AVIFLOW_WORKER",
+    "AVIFLOW_WORKER_MARK",
+    "CUDA_VISIBLE_DEVICES",
+    "GROUP_RANK",
+    "JAX_COORDINATOR_ADDRESS",
+    "JAX_LOCAL_DEVICE_IDS",
+    "JAX_NUM_PROCESSES",
+    "JAX_PROCESS_ID",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "NNODES",
+    "NODE_RANK",
+    "PET_MASTER_ADDR",
+    "PET_MASTER_PORT",
+    "PET_NNODES",
+    "PET_NODE_RANK",
+    "PET_NPROC_PER_NODE",
+    "PET_RDZV_BACKEND",
+    "PET_RDZV_ENDPOINT",
+    "PET_RDZV_ID",
+    "PET_STANDALONE",
+    "RANK",
+    "TORCHELASTIC_ERROR_FILE",
+    "WORLD_SIZE",
+];
+
+/// What an epoch adds to the spec of a worker.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Launch {
+    /// The epoch.
+    pub epoch: u32,
+    /// Address of rank 0.
+    pub master_host: String,
+    /// Its port.
+    pub master_port: u16,
+    /// The highest step of all earlier attempts.
+    pub best_step: Option<u64>,
+}
+
+/// The file in which torchrun leaves the error of a rank, whose exit code it flattens to 1.
+#[must_use]
+pub fn error_file(folder: &Path, epoch: u32, rank: u32) -> PathBuf {
+    folder.join(format!("error.{epoch}.{rank}.json"))
+}
+
+/// The wiring of one rank (of the gang) of this worker.
+///
+/// `folder` is the worker's, `socket` that of the hooks.
+#[must_use]
+pub fn variables(
+    spec: &WorkerSpec,
+    launch: &Launch,
+    rank: u32,
+    folder: &Path,
+    socket: &Path,
+) -> BTreeMap<&'static str, String> {
+    let mut wiring = BTreeMap::new();
+    let mut set = |name: &'static str, value: String| {
+        wiring.insert(name, value);
+    };
+    let local = rank.saturating_sub(spec.first_rank);
+
+    set("AVIFLOW_JOB", spec.job.clone());
+    set("AVIFLOW_ATTEMPT", spec.attempt.to_string());
+    set("AVIFLOW_EPOCH", launch.epoch.to_string());
+    set("AVIFLOW_WORKER", spec.worker.to_string());
+    set("AVIFLOW_NODE", spec.node.clone());
+    set("AVIFLOW_RANK", rank.to_string());
+    set("AVIFLOW_SOCKET", socket.to_string_lossy().into_owned());
+    if let Some(step) = launch.best_step {
+        set("AVIFLOW_BEST_STEP", step.to_string());
+    }
+    set("TORCHELASTIC_ERROR_FILE", error_file(folder, launch.epoch, rank).to_string_lossy().into_owned());
+
+    set("MASTER_ADDR", launch.master_host.clone());
+    set("MASTER_PORT", launch.master_port.to_string());
+    set("NNODES", spec.workers.to_string());
+    set("NODE_RANK", spec.worker.to_string());
+    set("GROUP_RANK", spec.worker.to_string());
+
+    set("PET_NNODES", spec.workers.to_string());
+    set("PET_NPROC_PER_NODE", spec.gpus_per_node.max(1).to_string());
+    set("PET_NODE_RANK", spec.worker.to_string());
+    set("PET_MASTER_ADDR", launch.master_host.clone());
+    set("PET_MASTER_PORT", launch.master_port.to_string());
+    set("PET_RDZV_BACKEND", "static".to_owned());
+    set("PET_RDZV_ID", format!("aviflow-{}-{}-{}", spec.job_id, spec.attempt, launch.epoch));
+
+    let host = &launch.master_host;
+    // An IPv6 address needs brackets before a port.
+    let host = if host.contains(':') && !host.starts_with('[') { format!("[{host}]") } else { host.clone() };
+    set("JAX_COORDINATOR_ADDRESS", format!("{host}:{}", launch.master_port));
+    if spec.per_gpu {
+        set("RANK", rank.to_string());
+        set("LOCAL_RANK", local.to_string());
+        set("WORLD_SIZE", spec.world_size.to_string());
+        set("LOCAL_WORLD_SIZE", spec.ranks.to_string());
+        set("JAX_NUM_PROCESSES", spec.world_size.to_string());
+        set("JAX_PROCESS_ID", rank.to_string());
+        if let Some(slot) = spec.slots.get(local as usize) {
+            set("AVIFLOW_SLOT", slot.to_string());
+        }
+        if spec.gpus_per_node > 0 {
+            set("JAX_LOCAL_DEVICE_IDS", local.to_string());
+        }
+    } else {
+        set("JAX_NUM_PROCESSES", spec.workers.to_string());
+        set("JAX_PROCESS_ID", spec.worker.to_string());
+    }
+
+    // Every process sees all GPUs of its worker, as scripts use `cuda:LOCAL_RANK`.
+    // A job without GPUs must not touch anybody's. With GPUs and without slots,
+    // the container has been given its devices already.
+    if spec.gpus_per_node == 0 || !spec.slots.is_empty() {
+        let slots: Vec<String> = spec.slots.iter().map(u32::to_string).collect();
+        set("CUDA_VISIBLE_DEVICES", slots.join(","));
+    }
+    wiring
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::protocol::Endpoint;
+
+    pub(crate) fn spec() -> WorkerSpec {
+        WorkerSpec {
+            job_id: 12,
+            job: "default/llama".into(),
+            attempt: 3,
+            worker: 1,
+            workers: 2,
+            node: "n7".into(),
+            token: "secret".into(),
+            control: Endpoint::Unix("/run/control.sock".into()),
+            host: "10.0.0.2".into(),
+            run: vec!["torchrun".into(), "train.py".into()],
+            cwd: "/".into(),
+            env: BTreeMap::new(),
+            ranks: 1,
+            first_rank: 1,
+            world_size: 2,
+            per_gpu: false,
+            gpus_per_node: 4,
+            slots: vec![4, 5, 6, 7],
+            grace_ms: 30_000,
+            log_buffer: 1 << 20,
+        }
+    }
+
+    fn launch() -> Launch {
+        Launch { epoch: 2, master_host: "10.0.0.1".into(), master_port: 20_017, best_step: Some(400) }
+    }
+
+    fn wired(spec: &WorkerSpec, rank: u32) -> BTreeMap<&'static str, String> {
+        variables(spec, &launch(), rank, Path::new("/w"), Path::new("/w/hooks.sock"))
+    }
+
+    fn check(wiring: &BTreeMap<&'static str, String>, expected: &[(&str, Option<&str>)]) {
+        for (name, value) in expected {
+            assert_eq!(wiring.get(name).map(String::as_str), *value, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_node_s_process_is_wired_for_torchrun() {
+        check(
+            &wired(&spec(), 1),
+            &[
+                ("PET_NNODES", Some("2")),
+                ("PET_NPROC_PER_NODE", Some("4")),
+                ("PET_NODE_RANK", Some("1")),
+                ("PET_MASTER_ADDR", Some("10.0.0.1")),
+                ("PET_MASTER_PORT", Some("20017")),
+                ("PET_RDZV_BACKEND", Some("static")),
+                ("PET_RDZV_ID", Some("aviflow-12-3-2")),
+                ("MASTER_ADDR", Some("10.0.0.1")),
+                ("NODE_RANK", Some("1")),
+                ("NNODES", Some("2")),
+                ("JAX_COORDINATOR_ADDRESS", Some("10.0.0.1:20017")),
+                ("JAX_NUM_PROCESSES", Some("2")),
+                ("JAX_PROCESS_ID", Some("1")),
+                ("CUDA_VISIBLE_DEVICES", Some("4,5,6,7")),
+                ("AVIFLOW_BEST_STEP", Some("400")),
+                ("TORCHELASTIC_ERROR_FILE", Some("/w/error.2.1.json")),
+                ("RANK", None),
+                ("LOCAL_RANK", None),
+                ("WORLD_SIZE", None),
+                ("LOCAL_WORLD_SIZE", None),
+                ("AVIFLOW_SLOT", None),
+            ],
+        );
+    }
+
+    #[test]
+    fn a_gpu_s_process_knows_its_rank() {
+        let spec = WorkerSpec { per_gpu: true, ranks: 4, first_rank: 4, world_size: 8, ..spec() };
+        check(
+            &wired(&spec, 6),
+            &[
+                ("RANK", Some("6")),
+                ("LOCAL_RANK", Some("2")),
+                ("WORLD_SIZE", Some("8")),
+                ("LOCAL_WORLD_SIZE", Some("4")),
+                ("AVIFLOW_SLOT", Some("6")),
+                ("AVIFLOW_RANK", Some("6")),
+                ("JAX_NUM_PROCESSES", Some("8")),
+                ("JAX_PROCESS_ID", Some("6")),
+                ("JAX_LOCAL_DEVICE_IDS", Some("2")),
+                ("CUDA_VISIBLE_DEVICES", Some("4,5,6,7")),
+                ("GROUP_RANK", Some("1")),
+            ],
+        );
+    }
+
+    #[test]
+    fn a_job_without_gpus_sees_none() {
+        let spec = WorkerSpec { gpus_per_node: 0, slots: vec![], ..spec() };
+        check(&wired(&spec, 1), &[("CUDA_VISIBLE_DEVICES", Some("")), ("PET_NPROC_PER_NODE", Some("1"))]);
+        let given = WorkerSpec { slots: vec![], ..self::spec() };
+        check(&wired(&given, 1), &[("CUDA_VISIBLE_DEVICES", None)]);
+    }
+
+    #[test]
+    fn an_ipv6_coordinator_has_brackets() {
+        let launch = Launch { master_host: "fd00::1".into(), ..launch() };
+        let wiring = variables(&spec(), &launch, 1, Path::new("/w"), Path::new("/w/s"));
+        check(&wiring, &[("JAX_COORDINATOR_ADDRESS", Some("[fd00::1]:20017")), ("MASTER_ADDR", Some("fd00::1"))]);
+    }
+
+    #[test]
+    fn all_that_is_set_is_reserved() {
+        let spec = WorkerSpec { per_gpu: true, ..spec() };
+        for name in wired(&spec, 1).keys() {
+            assert!(RESERVED.contains(name), "{name}");
+        }
+        assert!(RESERVED.is_sorted());
+    }
+}

@@ -1,0 +1,743 @@
+//! The agent's one state machine: what happened goes in, what is to be done comes out.
+//!
+//! It has no clock, no process and no socket: [`crate::driver`] feeds it and
+//! carries out its outputs in order. The same inputs give the same outputs.
+//!
+//! ```text
+//! Idle ─Start─▶ Spawning ─▶ Running ─Stop, a failing rank─▶ Stopping
+//!   │              │           └─all ranks ended─┐              │ all ranks ended
+//!   └─Stop─────────┴─cannot start───────────────▶ Clearing ◀────┘
+//!                                        nobody left │ └─a newer Start─▶ Spawning
+//!                                                  Ended ─Release─▶ Gone
+//! ```
+//!
+//! Invariants (each is a property test):
+//! - ranks start only after a `Start` of the current term, once an epoch, and
+//!   epochs only go up;
+//! - the exit of every rank is reported once;
+//! - SIGTERM is followed by SIGKILL after the grace, for those that are left;
+//! - `Ended` is said only after the last process is gone;
+//! - an event is kept until it is acknowledged, and sent again, in order and
+//!   with its number, after every reconnection.
+
+use crate::hooks::Message;
+use crate::log::plain;
+use crate::output;
+use crate::protocol::{Ended, Event, ExecOutput, FromAgent, PROTOCOL, RankEnd, ToAgent, WorkerSpec};
+use crate::sys::Exit;
+use crate::training::{Said, Training};
+use crate::wiring::Launch;
+use std::collections::{BTreeMap, VecDeque};
+
+/// Lines of output that are told with a rank's end.
+pub const LAST_LINES: usize = 20;
+
+/// The longest of them in bytes.
+const LAST_LINE_BYTES: usize = 1024;
+
+/// The longest grace for the rest of a gang that is broken, in milliseconds: it cannot save anything any more.
+pub const BROKEN_GRACE_MS: u64 = 2000;
+
+/// What happened.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Input {
+    /// A connection to the control plane is open; a port that is free here, and the log that is on disk.
+    Opened {
+        /// For rank 0.
+        port: u16,
+        /// From the first byte to one past the last.
+        log: (u64, u64),
+    },
+    /// The connection is gone.
+    Closed,
+    /// The control plane said something.
+    Message(ToAgent),
+    /// The ranks were started.
+    Spawned,
+    /// They were not, and none is left.
+    SpawnFailed {
+        /// Why.
+        reason: String,
+    },
+    /// A rank ended, and its output has been read.
+    Exited {
+        /// Which.
+        rank: u32,
+        /// How.
+        exit: Exit,
+        /// What torchrun left in the error file.
+        error: Vec<String>,
+    },
+    /// Answer to [`Output::Sweep`].
+    Swept {
+        /// Processes that were still there.
+        left: usize,
+        /// The node's clock.
+        unix_ms: i64,
+        /// One past the last byte of log.
+        log_end: u64,
+    },
+    /// A hook spoke.
+    Hook {
+        /// For this rank.
+        rank: u32,
+        /// What.
+        message: Message,
+    },
+    /// A rank wrote a line.
+    Line {
+        /// Which.
+        rank: u32,
+        /// The line.
+        text: String,
+    },
+    /// A command said something.
+    Exec {
+        /// Which.
+        id: u64,
+        /// What.
+        output: ExecOutput,
+    },
+    /// Somebody asked the agent to end (SIGTERM, SIGINT).
+    Terminated,
+    /// The time of [`Machine::next_timer`] came.
+    Timer,
+}
+
+/// What is to be done, in this order.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Output {
+    /// Send to the control plane.
+    Send(FromAgent),
+    /// Close the connection, and try again later.
+    Disconnect,
+    /// Start all ranks; answered by [`Input::Spawned`] or [`Input::SpawnFailed`].
+    Spawn(Launch),
+    /// Signal a rank's process group.
+    Signal {
+        /// Which.
+        rank: u32,
+        /// SIGTERM or SIGKILL.
+        signal: Signal,
+    },
+    /// Signal every process of the worker that no rank's process group holds, and count all that live; answered by [`Input::Swept`].
+    Sweep(Option<Signal>),
+    /// Tell the hooks that a stop began, or that there is none.
+    TellHooks(Option<String>),
+    /// A line of the agent in the log.
+    Note(String),
+    /// Ship the log from this offset on.
+    ShipFrom(u64),
+    /// Log before this offset may go.
+    LogDurable(u64),
+    /// Run a command with a rank's variables.
+    Exec {
+        /// Its number.
+        id: u64,
+        /// The rank.
+        rank: u32,
+        /// The command.
+        argv: Vec<String>,
+        /// Its input, base64.
+        stdin: String,
+    },
+    /// End a command.
+    ExecKill(u64),
+    /// End all commands.
+    ExecKillAll,
+    /// Write `ended.json`.
+    WriteEnded(Ended),
+    /// Remove it: a newer epoch begins.
+    RemoveEnded,
+    /// End the agent; with `clean`, remove the log and the socket before.
+    Exit {
+        /// Whether nobody needs what is on disk any more.
+        clean: bool,
+    },
+}
+
+/// A signal that ends processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Signal {
+    /// Politely.
+    Term,
+    /// At once.
+    Kill,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Phase {
+    /// No epoch was started.
+    Idle,
+    /// The driver is at it; a stop that came in between, as its grace.
+    Spawning { stop: Option<u64> },
+    /// Ranks run.
+    Running,
+    /// Ranks were asked to end.
+    Stopping { kill_at: u64, killed: bool },
+    /// The ranks are gone; what they left behind may not be.
+    Clearing { kill_at: u64, asked: bool, look_at: Option<u64>, looks: u32 },
+    /// Everything is gone and said.
+    Ended,
+    /// The agent was told to end.
+    Gone,
+}
+
+#[derive(Debug, Default)]
+struct Rank {
+    tail: VecDeque<String>,
+    end: Option<End>,
+}
+
+#[derive(Debug)]
+struct End {
+    exit: Exit,
+    at: u64,
+    stopping: bool,
+    last_lines: Vec<String>,
+}
+
+#[derive(Debug)]
+struct Kept {
+    seq: u64,
+    at: u64,
+    epoch: u32,
+    event: Event,
+}
+
+/// The state of one agent.
+#[derive(Debug)]
+pub struct Machine {
+    spec: WorkerSpec,
+    pid: u32,
+    phase: Phase,
+    term: u64,
+    welcomed: bool,
+    epoch: u32,
+    up: bool,
+    ranks: BTreeMap<u32, Rank>,
+    /// A newer epoch, begun once the present one is gone.
+    next: Option<Launch>,
+    /// Why the agent stopped the ranks, or could not start them.
+    reason: Option<String>,
+    hooks_told: bool,
+    /// No epoch may start any more.
+    closing: bool,
+    /// Nobody knows the attempt: end without waiting for a release.
+    unknown: bool,
+    training: Training,
+    unsent: BTreeMap<u32, (u64, u32, crate::protocol::Progress)>,
+    events: VecDeque<Kept>,
+    next_seq: u64,
+}
+
+impl Machine {
+    /// The machine of a worker; `pid` is the agent's.
+    #[must_use]
+    pub fn new(spec: WorkerSpec, pid: u32) -> Self {
+        Self {
+            spec,
+            pid,
+            phase: Phase::Idle,
+            term: 0,
+            welcomed: false,
+            epoch: 0,
+            up: false,
+            ranks: BTreeMap::new(),
+            next: None,
+            reason: None,
+            hooks_told: false,
+            closing: false,
+            unknown: false,
+            training: Training::default(),
+            unsent: BTreeMap::new(),
+            events: VecDeque::new(),
+            next_seq: 1,
+        }
+    }
+
+    /// When [`Input::Timer`] is due, if nothing else happens.
+    #[must_use]
+    pub fn next_timer(&self) -> Option<u64> {
+        let phase = match self.phase {
+            Phase::Stopping { kill_at, killed: false } => Some(kill_at),
+            Phase::Clearing { look_at, .. } => look_at,
+            Phase::Idle
+            | Phase::Spawning { .. }
+            | Phase::Running
+            | Phase::Stopping { killed: true, .. }
+            | Phase::Ended
+            | Phase::Gone => None,
+        };
+        let training = if self.phase == Phase::Gone { None } else { self.training.due() };
+        phase.into_iter().chain(training).min()
+    }
+
+    /// Whether ranks run, so that the agent should show that it is alive.
+    #[must_use]
+    pub fn has_ranks(&self) -> bool {
+        matches!(self.phase, Phase::Running | Phase::Stopping { .. } | Phase::Clearing { .. })
+    }
+
+    /// Takes what happened at `now`, in milliseconds of a monotonic clock.
+    pub fn on(&mut self, input: Input, now: u64) -> Vec<Output> {
+        let mut out = Vec::new();
+        if self.phase == Phase::Gone {
+            return out;
+        }
+        match input {
+            Input::Opened { port, log } => self.hello(port, log, &mut out),
+            Input::Closed => {
+                self.welcomed = false;
+                // Their numbers are of the connection: nobody waits for these commands.
+                out.push(Output::ExecKillAll);
+            }
+            Input::Message(message) => self.message(message, now, &mut out),
+            Input::Spawned => self.spawned(now, &mut out),
+            Input::SpawnFailed { reason } => self.spawn_failed(reason, now, &mut out),
+            Input::Exited { rank, exit, error } => self.exited(rank, exit, error, now, &mut out),
+            Input::Swept { left, unix_ms, log_end } => self.swept(left, unix_ms, log_end, now, &mut out),
+            Input::Hook { rank, message } => {
+                let mut said = Vec::new();
+                self.training.hook(rank, message, now, &mut said);
+                self.say(said, now, &mut out);
+            }
+            Input::Line { rank, text } => self.line(rank, &text, now, &mut out),
+            Input::Exec { id, output } => self.send(FromAgent::Exec { id, output }, &mut out),
+            Input::Terminated => self.terminated(now, &mut out),
+            Input::Timer => {}
+        }
+        self.settle(now, &mut out);
+        out
+    }
+
+    fn hello(&mut self, port: u16, log: (u64, u64), out: &mut Vec<Output>) {
+        self.welcomed = false;
+        out.push(Output::Send(FromAgent::Hello {
+            protocol: PROTOCOL,
+            job_id: self.spec.job_id,
+            attempt: self.spec.attempt,
+            worker: self.spec.worker,
+            token: self.spec.token.clone(),
+            pid: self.pid,
+            epoch: self.epoch,
+            host: self.spec.host.clone(),
+            port,
+            up: self.up,
+            log,
+        }));
+    }
+
+    fn message(&mut self, message: ToAgent, now: u64, out: &mut Vec<Output>) {
+        match message {
+            ToAgent::Welcome { term, log_have } => self.welcome(term, log_have, now, out),
+            ToAgent::Unknown { reason } => {
+                self.unknown = true;
+                self.closing = true;
+                if self.phase == Phase::Ended {
+                    self.exit(true, out);
+                } else {
+                    self.stop(
+                        self.spec.grace_ms,
+                        format!("the control plane does not know this attempt: {reason}"),
+                        true,
+                        now,
+                        out,
+                    );
+                }
+            }
+            // Nothing else counts before a welcome.
+            _ if !self.welcomed => {}
+            ToAgent::Start { term, epoch, master_host, master_port, best_step } => {
+                self.start(term, Launch { epoch, master_host, master_port, best_step }, now, out);
+            }
+            ToAgent::Stop { term, grace_ms, reason } => {
+                if self.accepts(term, "stop", out) {
+                    self.stop(grace_ms, reason, true, now, out);
+                }
+            }
+            ToAgent::Ack { seq } => {
+                while self.events.front().is_some_and(|kept| kept.seq <= seq) {
+                    self.events.pop_front();
+                }
+            }
+            ToAgent::LogAck { offset } => out.push(Output::LogDurable(offset)),
+            ToAgent::Exec { id, rank, argv, stdin } => self.exec(id, rank, argv, stdin, out),
+            ToAgent::ExecKill { id } => out.push(Output::ExecKill(id)),
+            ToAgent::Release => {
+                // Never while a process may live: a release says that the end is durable.
+                if self.phase == Phase::Ended {
+                    self.exit(true, out);
+                }
+            }
+            ToAgent::Ping => out.push(Output::Send(FromAgent::Pong)),
+        }
+    }
+
+    fn welcome(&mut self, term: u64, log_have: u64, now: u64, out: &mut Vec<Output>) {
+        if term < self.term {
+            out.push(Output::Disconnect);
+            return;
+        }
+        self.term = term;
+        self.welcomed = true;
+        out.push(Output::ShipFrom(log_have));
+        for kept in &self.events {
+            out.push(Output::Send(kept.message(now)));
+        }
+        for (rank, (at, epoch, progress)) in std::mem::take(&mut self.unsent) {
+            let ago_ms = now.saturating_sub(at);
+            out.push(Output::Send(FromAgent::Progress { ago_ms, epoch, rank, progress }));
+        }
+    }
+
+    /// Whether a command is of the current term; raises it if it is newer.
+    fn accepts(&mut self, term: u64, what: &str, out: &mut Vec<Output>) -> bool {
+        if term < self.term {
+            out.push(Output::Note(format!("refused a {what} of term {term}: the term is {}", self.term)));
+            return false;
+        }
+        self.term = term;
+        true
+    }
+
+    fn start(&mut self, term: u64, launch: Launch, now: u64, out: &mut Vec<Output>) {
+        let asked = self.next.as_ref().map_or(self.epoch, |next| next.epoch);
+        if launch.epoch <= asked || !self.accepts(term, "start", out) {
+            return;
+        }
+        if self.closing {
+            out.push(Output::Note(format!("refused to start epoch {}: the agent is ending", launch.epoch)));
+            return;
+        }
+        match self.phase {
+            Phase::Idle => self.spawn(launch, out),
+            Phase::Ended => {
+                out.push(Output::RemoveEnded);
+                self.spawn(launch, out);
+            }
+            Phase::Spawning { .. } | Phase::Running | Phase::Stopping { .. } | Phase::Clearing { .. } => {
+                let reason = format!("epoch {} begins", launch.epoch);
+                self.stop(self.spec.grace_ms.min(BROKEN_GRACE_MS), reason, false, now, out);
+                self.next = Some(launch);
+            }
+            Phase::Gone => {}
+        }
+    }
+
+    fn spawn(&mut self, launch: Launch, out: &mut Vec<Output>) {
+        self.epoch = launch.epoch;
+        self.up = false;
+        self.reason = None;
+        self.ranks.clear();
+        self.training = Training::new(launch.best_step);
+        if std::mem::take(&mut self.hooks_told) {
+            out.push(Output::TellHooks(None));
+        }
+        self.phase = Phase::Spawning { stop: None };
+        out.push(Output::Spawn(launch));
+    }
+
+    fn spawned(&mut self, now: u64, out: &mut Vec<Output>) {
+        let Phase::Spawning { stop } = self.phase else { return };
+        self.ranks = (0..self.spec.ranks).map(|n| (self.spec.first_rank + n, Rank::default())).collect();
+        self.phase = Phase::Running;
+        self.up = true;
+        self.emit(Event::Up, now, out);
+        if let Some(grace) = stop {
+            self.begin_stop(grace, now, out);
+        } else if self.ranks.is_empty() {
+            self.clear(now, false, out);
+        }
+    }
+
+    fn spawn_failed(&mut self, reason: String, now: u64, out: &mut Vec<Output>) {
+        let Phase::Spawning { .. } = self.phase else { return };
+        out.push(Output::Note(reason.clone()));
+        self.emit(Event::LaunchFailed { reason: reason.clone() }, now, out);
+        self.reason.get_or_insert(reason);
+        self.clear(now, false, out);
+    }
+
+    fn exited(&mut self, rank: u32, exit: Exit, error: Vec<String>, now: u64, out: &mut Vec<Output>) {
+        let running = self.phase == Phase::Running;
+        let Some(state) = self.ranks.get_mut(&rank).filter(|state| state.end.is_none()) else { return };
+        let mut last_lines: Vec<String> = std::mem::take(&mut state.tail).into();
+        last_lines.extend(error.iter().map(|line| tail_line(line)));
+        last_lines.drain(..last_lines.len().saturating_sub(LAST_LINES));
+        state.end = Some(End { exit, at: now, stopping: !running, last_lines: last_lines.clone() });
+        // What it reported last must not come after its end.
+        let mut said = Vec::new();
+        self.training.flush(now, true, &mut said);
+        self.say(said, now, out);
+        self.emit(
+            Event::RankExited {
+                rank,
+                code: exit.code,
+                signal: exit.signal,
+                stopping: !running,
+                last_lines,
+                last_step: self.training.last_step(rank),
+            },
+            now,
+            out,
+        );
+        if exit.code != 0 || !running {
+            let hint = match exit.signal {
+                Some(libc::SIGKILL) if running => {
+                    " (SIGKILL that the agent did not send: often the node ran out of memory)"
+                }
+                _ => "",
+            };
+            out.push(Output::Note(format!("rank {rank} {}{hint}", how(exit))));
+        }
+        if self.ranks.values().all(|state| state.end.is_some()) {
+            let asked = !running;
+            if running && exit.code != 0 {
+                self.reason.get_or_insert_with(|| format!("rank {rank} {}", how(exit)));
+            }
+            self.clear(now, asked, out);
+        } else if running && exit.code != 0 {
+            let reason = format!("rank {rank} {}", how(exit));
+            self.stop(self.spec.grace_ms.min(BROKEN_GRACE_MS), reason, false, now, out);
+        }
+    }
+
+    fn terminated(&mut self, now: u64, out: &mut Vec<Output>) {
+        self.closing = true;
+        if self.phase == Phase::Ended {
+            // Who comes later finds everything on disk.
+            self.exit(false, out);
+        } else {
+            self.stop(self.spec.grace_ms, "the agent was asked to end (SIGTERM)".to_owned(), true, now, out);
+        }
+    }
+
+    /// Ends the present epoch; with `tell`, the training hears of it and no other epoch follows.
+    fn stop(&mut self, grace: u64, reason: String, tell: bool, now: u64, out: &mut Vec<Output>) {
+        if matches!(self.phase, Phase::Ended | Phase::Gone) {
+            return;
+        }
+        if tell {
+            self.next = None;
+            if !std::mem::replace(&mut self.hooks_told, true) {
+                out.push(Output::TellHooks(Some(reason.clone())));
+            }
+        }
+        if self.reason.is_none() {
+            out.push(Output::Note(format!("stopping: {reason}")));
+            self.reason = Some(reason);
+        }
+        self.begin_stop(grace, now, out);
+    }
+
+    fn begin_stop(&mut self, grace: u64, now: u64, out: &mut Vec<Output>) {
+        let at = now.saturating_add(grace);
+        match &mut self.phase {
+            Phase::Idle => self.clear(now, false, out),
+            Phase::Spawning { stop } => *stop = Some(stop.map_or(grace, |s| s.min(grace))),
+            Phase::Running => {
+                self.phase = Phase::Stopping { kill_at: at, killed: false };
+                self.signal(Signal::Term, out);
+            }
+            Phase::Stopping { kill_at, .. } => *kill_at = at.min(*kill_at),
+            Phase::Clearing { kill_at, look_at, .. } => {
+                *kill_at = at.min(*kill_at);
+                *look_at = look_at.map(|look| look.min(*kill_at));
+            }
+            Phase::Ended | Phase::Gone => {}
+        }
+    }
+
+    fn signal(&self, signal: Signal, out: &mut Vec<Output>) {
+        for (rank, _) in self.ranks.iter().filter(|(_, state)| state.end.is_none()) {
+            out.push(Output::Signal { rank: *rank, signal });
+        }
+    }
+
+    /// All ranks are gone. After a stop, what they left behind has the rest of the grace: a script's
+    /// shell ends at once where its training still saves. Otherwise nothing has a claim to go on.
+    fn clear(&mut self, now: u64, stopped: bool, out: &mut Vec<Output>) {
+        let kill_at = match self.phase {
+            Phase::Stopping { kill_at, .. } if stopped => kill_at,
+            _ => now,
+        };
+        self.phase = Phase::Clearing { kill_at, asked: false, look_at: Some(now), looks: 0 };
+        out.push(Output::ExecKillAll);
+    }
+
+    fn swept(&mut self, left: usize, unix_ms: i64, log_end: u64, now: u64, out: &mut Vec<Output>) {
+        let Phase::Clearing { kill_at, look_at, looks, .. } = &mut self.phase else { return };
+        if left > 0 {
+            // 2, 4, 8 … 64 ms: most are gone at once, some are never.
+            let pause = 2 << (*looks).min(5);
+            let look = now + pause;
+            *look_at = Some(if *kill_at > now { look.min(*kill_at) } else { look });
+            *looks += 1;
+            if *looks == 500 {
+                out.push(Output::Note(format!("{left} processes do not end; look for state D in `ps`")));
+            }
+            return;
+        }
+        if let Some(launch) = self.next.take() {
+            self.spawn(launch, out);
+            return;
+        }
+        let ended = self.end(unix_ms, log_end, now);
+        self.phase = Phase::Ended;
+        out.push(Output::WriteEnded(ended.clone()));
+        self.emit(Event::Ended { ended }, now, out);
+        if self.unknown {
+            self.exit(true, out);
+        }
+    }
+
+    fn end(&self, at_unix_ms: i64, log_end: u64, now: u64) -> Ended {
+        let ranks = self.ranks.iter().filter_map(|(rank, state)| {
+            let end = state.end.as_ref()?;
+            let told = RankEnd {
+                code: end.exit.code,
+                signal: end.exit.signal,
+                stopping: end.stopping,
+                before_ms: now.saturating_sub(end.at),
+                last_lines: end.last_lines.clone(),
+            };
+            Some((*rank, told))
+        });
+        Ended {
+            epoch: self.epoch,
+            at_unix_ms,
+            ranks: ranks.collect(),
+            reason: self.reason.clone(),
+            last_step: self.training.highest_step(),
+            log_end,
+        }
+    }
+
+    fn exit(&mut self, clean: bool, out: &mut Vec<Output>) {
+        self.phase = Phase::Gone;
+        out.push(Output::Exit { clean });
+    }
+
+    fn exec(&mut self, id: u64, rank: Option<u32>, argv: Vec<String>, stdin: String, out: &mut Vec<Output>) {
+        let rank = rank.unwrap_or(self.spec.first_rank);
+        let refusal = if argv.is_empty() {
+            Some("no command: name a program".to_owned())
+        } else if !matches!(self.phase, Phase::Running | Phase::Stopping { .. }) {
+            Some("no rank runs here: wait until the job is Running".to_owned())
+        } else if !self.ranks.contains_key(&rank) {
+            let last = self.spec.first_rank + self.spec.ranks.saturating_sub(1);
+            Some(format!("rank {rank} is not here: this worker has {} to {last}", self.spec.first_rank))
+        } else {
+            None
+        };
+        match refusal {
+            Some(reason) => self.send(FromAgent::Exec { id, output: ExecOutput::Failed(reason) }, out),
+            None => out.push(Output::Exec { id, rank, argv, stdin }),
+        }
+    }
+
+    fn line(&mut self, rank: u32, text: &str, now: u64, out: &mut Vec<Output>) {
+        let Some(state) = self.ranks.get_mut(&rank).filter(|state| state.end.is_none()) else { return };
+        let text = plain(text);
+        if !text.trim().is_empty() {
+            if state.tail.len() == LAST_LINES {
+                state.tail.pop_front();
+            }
+            state.tail.push_back(tail_line(&text));
+        }
+        if let Some(seen) = output::read(&text) {
+            let mut said = Vec::new();
+            self.training.output(rank, seen, now, &mut said);
+            self.say(said, now, out);
+        }
+    }
+
+    fn say(&mut self, said: Vec<Said>, now: u64, out: &mut Vec<Output>) {
+        for said in said {
+            match said {
+                Said::Event(event) => self.emit(event, now, out),
+                Said::Progress(rank, at, progress) if self.welcomed => {
+                    let ago_ms = now.saturating_sub(at);
+                    out.push(Output::Send(FromAgent::Progress { ago_ms, epoch: self.epoch, rank, progress }));
+                }
+                Said::Progress(rank, at, progress) => {
+                    self.unsent.insert(rank, (at, self.epoch, progress));
+                }
+            }
+        }
+    }
+
+    fn emit(&mut self, event: Event, now: u64, out: &mut Vec<Output>) {
+        let kept = Kept { seq: self.next_seq, at: now, epoch: self.epoch, event };
+        self.next_seq += 1;
+        self.send(kept.message(now), out);
+        self.events.push_back(kept);
+    }
+
+    fn send(&self, message: FromAgent, out: &mut Vec<Output>) {
+        if self.welcomed {
+            out.push(Output::Send(message));
+        }
+    }
+
+    /// What is due by the clock alone.
+    fn settle(&mut self, now: u64, out: &mut Vec<Output>) {
+        match &mut self.phase {
+            Phase::Stopping { kill_at, killed } if *kill_at <= now && !*killed => {
+                *killed = true;
+                out.push(Output::Note("the grace is over: SIGKILL".to_owned()));
+                self.signal(Signal::Kill, out);
+            }
+            Phase::Clearing { kill_at, asked, look_at, .. } if look_at.is_some_and(|at| at <= now) => {
+                *look_at = None;
+                out.push(Output::Sweep(if *kill_at <= now {
+                    Some(Signal::Kill)
+                } else {
+                    (!std::mem::replace(asked, true)).then_some(Signal::Term)
+                }));
+            }
+            Phase::Idle
+            | Phase::Spawning { .. }
+            | Phase::Running
+            | Phase::Stopping { .. }
+            | Phase::Clearing { .. }
+            | Phase::Ended
+            | Phase::Gone => {}
+        }
+        if self.training.due().is_some_and(|due| due <= now) {
+            let mut said = Vec::new();
+            self.training.flush(now, false, &mut said);
+            self.say(said, now, out);
+        }
+    }
+}
+
+impl Kept {
+    fn message(&self, now: u64) -> FromAgent {
+        FromAgent::Event {
+            seq: self.seq,
+            ago_ms: now.saturating_sub(self.at),
+            epoch: self.epoch,
+            event: self.event.clone(),
+        }
+    }
+}
+
+fn how(exit: Exit) -> String {
+    match exit.signal {
+        Some(signal) => format!("was ended by signal {signal}"),
+        None => format!("ended with {}", exit.code),
+    }
+}
+
+fn tail_line(text: &str) -> String {
+    let mut end = text.len().min(LAST_LINE_BYTES);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text[..end].to_owned()
+}
+
+#[cfg(test)]
+mod tests;

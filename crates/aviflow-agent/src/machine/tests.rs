@@ -1,0 +1,588 @@
+use super::*;
+use crate::wiring::tests::spec;
+use proptest::prelude::*;
+use std::collections::BTreeSet;
+
+fn two_ranks() -> WorkerSpec {
+    WorkerSpec { ranks: 2, first_rank: 2, world_size: 4, per_gpu: true, grace_ms: 5000, ..spec() }
+}
+
+fn opened() -> Input {
+    Input::Opened { port: 1, log: (0, 0) }
+}
+
+fn welcome(term: u64) -> Input {
+    Input::Message(ToAgent::Welcome { term, log_have: 0 })
+}
+
+fn start(term: u64, epoch: u32) -> Input {
+    Input::Message(ToAgent::Start { term, epoch, master_host: "h".into(), master_port: 9, best_step: None })
+}
+
+fn stop(term: u64, grace_ms: u64) -> Input {
+    Input::Message(ToAgent::Stop { term, grace_ms, reason: "preempted".into() })
+}
+
+fn exited(rank: u32, code: i32) -> Input {
+    let signal = (code > 128).then_some(code - 128);
+    Input::Exited { rank, exit: Exit { code, signal }, error: vec![] }
+}
+
+fn swept(left: usize) -> Input {
+    Input::Swept { left, unix_ms: 0, log_end: 0 }
+}
+
+/// Outputs as short words; notes and the ship's offset are left out.
+fn words(outputs: &[Output]) -> String {
+    let word = |output: &Output| match output {
+        Output::Send(FromAgent::Hello { epoch, up, .. }) => Some(format!("hello({epoch},{up})")),
+        Output::Send(FromAgent::Event { seq, ago_ms, epoch, event }) => {
+            Some(format!("{seq}:{}@{epoch}-{ago_ms}", event_word(event)))
+        }
+        Output::Send(FromAgent::Progress { rank, progress, .. }) => Some(format!("progress({rank},{})", progress.step)),
+        Output::Send(FromAgent::Exec { id, output }) => Some(format!("exec({id},{output:?})")),
+        Output::Send(FromAgent::Pong) => Some("pong".into()),
+        Output::Send(FromAgent::Log { .. }) => Some("log".into()),
+        Output::Disconnect => Some("disconnect".into()),
+        Output::Spawn(launch) => Some(format!("spawn({})", launch.epoch)),
+        Output::Signal { rank, signal } => Some(format!("{signal:?}({rank})").to_lowercase()),
+        Output::Sweep(signal) => {
+            Some(format!("sweep({})", signal.map_or("look".into(), |s| format!("{s:?}").to_lowercase())))
+        }
+        Output::TellHooks(reason) => Some(format!("hooks({})", reason.as_deref().unwrap_or("-"))),
+        Output::Exec { id, rank, .. } => Some(format!("run({id},{rank})")),
+        Output::ExecKill(id) => Some(format!("execkill({id})")),
+        Output::ExecKillAll => None,
+        Output::WriteEnded(ended) => Some(format!("write({})", ended.ranks.len())),
+        Output::RemoveEnded => Some("remove".into()),
+        Output::Exit { clean } => Some(format!("exit({clean})")),
+        Output::Note(_) | Output::ShipFrom(_) | Output::LogDurable(_) => None,
+    };
+    outputs.iter().filter_map(word).collect::<Vec<_>>().join(" ")
+}
+
+fn event_word(event: &Event) -> String {
+    match event {
+        Event::Up => "up".into(),
+        Event::LaunchFailed { .. } => "launchfailed".into(),
+        Event::RankExited { rank, code, stopping, .. } => {
+            format!("exit({rank},{code},{})", if *stopping { "stopping" } else { "itself" })
+        }
+        Event::FirstStep { step } => format!("first({step})"),
+        Event::CaughtUp { step } => format!("caught({step})"),
+        Event::CheckpointBegun { .. } | Event::CheckpointComplete { .. } | Event::CheckpointFailed { .. } => {
+            "checkpoint".into()
+        }
+        Event::Facts { .. } => "facts".into(),
+        Event::Ended { ended } => format!("ended({})", ended.reason.as_deref().unwrap_or("-")),
+    }
+}
+
+/// A welcomed machine, fed with inputs at their times: for each, what comes out.
+fn check(script: &[(u64, Input, &str)]) {
+    let mut machine = Machine::new(two_ranks(), 42);
+    machine.on(opened(), 0);
+    machine.on(welcome(7), 0);
+    run(&mut machine, script);
+}
+
+fn run(machine: &mut Machine, script: &[(u64, Input, &str)]) {
+    for (now, input, expected) in script {
+        assert_eq!(words(&machine.on(input.clone(), *now)), *expected, "{input:?} at {now}");
+    }
+}
+
+#[test]
+fn ranks_that_end_with_0_end_the_worker_when_the_last_does() {
+    check(&[
+        (0, start(7, 1), "spawn(1)"),
+        (1, Input::Spawned, "1:up@1-0"),
+        (10, exited(2, 0), "2:exit(2,0,itself)@1-0"),
+        (90, exited(3, 0), "3:exit(3,0,itself)@1-0 sweep(kill)"),
+        (90, swept(1), ""),
+        (91, Input::Timer, ""),
+        (92, Input::Timer, "sweep(kill)"),
+        (92, swept(0), "write(2) 4:ended(-)@1-0"),
+        (93, Input::Message(ToAgent::Release), "exit(true)"),
+    ]);
+}
+
+#[test]
+fn a_failing_rank_is_reported_first_and_ends_the_others() {
+    check(&[
+        (0, start(7, 1), "spawn(1)"),
+        (1, Input::Spawned, "1:up@1-0"),
+        (10, exited(3, 1), "2:exit(3,1,itself)@1-0 term(2)"),
+        (2009, Input::Timer, ""),
+        (2010, Input::Timer, "kill(2)"),
+        (2011, exited(2, 137), "3:exit(2,137,stopping)@1-0 sweep(kill)"),
+        (2011, swept(0), "write(2) 4:ended(rank 3 ended with 1)@1-0"),
+    ]);
+}
+
+#[test]
+fn a_stop_leaves_the_grace_to_what_ranks_left_behind() {
+    check(&[
+        (0, start(7, 1), "spawn(1)"),
+        (1, Input::Spawned, "1:up@1-0"),
+        (100, stop(7, 1000), "hooks(preempted) term(2) term(3)"),
+        (110, exited(2, 0), "2:exit(2,0,stopping)@1-0"),
+        (120, exited(3, 143), "3:exit(3,143,stopping)@1-0 sweep(term)"),
+        (120, swept(1), ""),
+        (122, Input::Timer, "sweep(look)"),
+        (122, swept(1), ""),
+        (1100, Input::Timer, "sweep(kill)"),
+        (1100, swept(0), "write(2) 4:ended(preempted)@1-0"),
+    ]);
+}
+
+#[test]
+fn a_second_stop_may_only_shorten_the_grace() {
+    check(&[
+        (0, start(7, 1), "spawn(1)"),
+        (1, Input::Spawned, "1:up@1-0"),
+        (100, stop(7, 1000), "hooks(preempted) term(2) term(3)"),
+        (200, stop(7, 90_000), ""),
+        (300, stop(7, 100), ""),
+        (400, Input::Timer, "kill(2) kill(3)"),
+        (401, stop(7, 0), ""),
+    ]);
+}
+
+#[test]
+fn old_terms_and_old_epochs_start_nothing() {
+    check(&[
+        (0, start(6, 1), ""),
+        (0, start(7, 1), "spawn(1)"),
+        (1, Input::Spawned, "1:up@1-0"),
+        (2, start(7, 1), ""),
+        (3, stop(6, 0), ""),
+        (4, Input::Closed, ""),
+        (4, start(8, 2), ""),
+        (5, opened(), "hello(1,true)"),
+        (6, welcome(6), "disconnect"),
+        (6, start(7, 2), ""),
+        (7, opened(), "hello(1,true)"),
+        (7, welcome(8), "1:up@1-6"),
+    ]);
+}
+
+#[test]
+fn a_newer_epoch_replaces_the_present_one_and_the_ended_one() {
+    check(&[
+        (0, start(7, 1), "spawn(1)"),
+        (1, Input::Spawned, "1:up@1-0"),
+        (10, start(7, 2), "term(2) term(3)"),
+        (11, start(7, 2), ""),
+        (20, exited(2, 143), "2:exit(2,143,stopping)@1-0"),
+        (21, exited(3, 143), "3:exit(3,143,stopping)@1-0 sweep(term)"),
+        (22, swept(0), "spawn(2)"),
+        (23, Input::Spawned, "4:up@2-0"),
+        (30, exited(2, 1), "5:exit(2,1,itself)@2-0 term(3)"),
+        (31, exited(3, 143), "6:exit(3,143,stopping)@2-0 sweep(term)"),
+        (32, swept(0), "write(2) 7:ended(rank 2 ended with 1)@2-0"),
+        (40, start(7, 3), "remove spawn(3)"),
+        (41, Input::SpawnFailed { reason: "no such program".into() }, "8:launchfailed@3-0 sweep(kill)"),
+        (42, swept(0), "write(0) 9:ended(no such program)@3-0"),
+    ]);
+}
+
+#[test]
+fn a_stop_before_the_start_ends_at_once() {
+    check(&[
+        (0, stop(7, 1000), "hooks(preempted) sweep(kill)"),
+        (0, swept(0), "write(0) 1:ended(preempted)@0-0"),
+        (1, Input::Terminated, "exit(false)"),
+        (2, start(7, 1), ""),
+    ]);
+}
+
+#[test]
+fn a_stop_cancels_a_restart() {
+    check(&[
+        (0, start(7, 1), "spawn(1)"),
+        (1, Input::Spawned, "1:up@1-0"),
+        (10, start(7, 2), "term(2) term(3)"),
+        (11, stop(7, 9000), "hooks(preempted)"),
+        (20, exited(2, 143), "2:exit(2,143,stopping)@1-0"),
+        (21, exited(3, 143), "3:exit(3,143,stopping)@1-0 sweep(term)"),
+        (22, swept(0), "write(2) 4:ended(epoch 2 begins)@1-0"),
+    ]);
+}
+
+#[test]
+fn an_unknown_attempt_ends_and_waits_for_nobody() {
+    check(&[
+        (0, start(7, 1), "spawn(1)"),
+        (1, Input::Spawned, "1:up@1-0"),
+        (2, Input::Closed, ""),
+        (3, opened(), "hello(1,true)"),
+        (
+            3,
+            Input::Message(ToAgent::Unknown { reason: "gone".into() }),
+            "hooks(the control plane does not know this attempt: gone) term(2) term(3)",
+        ),
+        (4, exited(2, 143), ""),
+        (4, exited(3, 143), "sweep(term)"),
+        (5, swept(0), "write(2) exit(true)"),
+    ]);
+}
+
+#[test]
+fn commands_need_ranks() {
+    let exec = |id, rank| Input::Message(ToAgent::Exec { id, rank, argv: vec!["ls".into()], stdin: String::new() });
+    check(&[
+        (0, exec(1, None), "exec(1,Failed(\"no rank runs here: wait until the job is Running\"))"),
+        (0, start(7, 1), "spawn(1)"),
+        (1, Input::Spawned, "1:up@1-0"),
+        (2, exec(2, None), "run(2,2)"),
+        (2, exec(3, Some(9)), "exec(3,Failed(\"rank 9 is not here: this worker has 2 to 3\"))"),
+        (3, Input::Message(ToAgent::Ping), "pong"),
+    ]);
+}
+
+#[test]
+fn last_lines_are_the_last_and_short() {
+    let mut machine = Machine::new(two_ranks(), 1);
+    machine.on(opened(), 0);
+    machine.on(welcome(1), 0);
+    machine.on(start(1, 1), 0);
+    machine.on(Input::Spawned, 0);
+    for n in 0..30 {
+        machine.on(Input::Line { rank: 2, text: format!("\x1b[31mline {n}\x1b[0m {}", "é".repeat(2000)) }, 0);
+    }
+    let exit = Exit { code: 1, signal: None };
+    let out = machine.on(Input::Exited { rank: 2, exit, error: vec!["RuntimeError: boom".into()] }, 1);
+    let Some(Output::Send(FromAgent::Event { event: Event::RankExited { last_lines, .. }, .. })) = out.first() else {
+        panic!("{out:?}")
+    };
+    assert_eq!(last_lines.len(), LAST_LINES);
+    assert!(last_lines[0].starts_with("line 11 é") && last_lines[0].len() <= 1024);
+    assert_eq!(last_lines[19], "RuntimeError: boom");
+}
+
+#[test]
+fn progress_of_the_time_without_a_connection_is_sent_once_it_is_there() {
+    let metrics = |step| Input::Hook {
+        rank: 2,
+        message: Message::Metrics { step, values: BTreeMap::new(), total_steps: None, tokens: None },
+    };
+    check(&[
+        (0, start(7, 1), "spawn(1)"),
+        (1, Input::Spawned, "1:up@1-0"),
+        (2, Input::Message(ToAgent::Ack { seq: 1 }), ""),
+        (3, Input::Closed, ""),
+        (4, metrics(1), ""),
+        (200, metrics(2), ""),
+        (300, opened(), "hello(1,true)"),
+        (310, welcome(7), "2:first(1)@1-306 progress(2,2)"),
+    ]);
+}
+
+/// A step of a random life; ranks and terms are small so that they meet.
+#[derive(Clone, Debug)]
+enum Step {
+    Open,
+    Close,
+    Welcome(u64),
+    Start(u64, u32),
+    Stop(u64, u64),
+    Exit(u32, i32),
+    Wait(u64),
+    Ack(u64),
+    Spawn(bool),
+    Leftover(u8),
+    Terminate,
+    Unknown,
+    Release,
+    Metrics(u64),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        2 => Just(Step::Open),
+        1 => Just(Step::Close),
+        3 => (1u64..4).prop_map(Step::Welcome),
+        4 => (1u64..4, 1u32..5).prop_map(|(t, e)| Step::Start(t, e)),
+        1 => (1u64..4, 0u64..3000).prop_map(|(t, g)| Step::Stop(t, g)),
+        4 => (2u32..4, prop_oneof![Just(0), Just(1), Just(137)]).prop_map(|(r, c)| Step::Exit(r, c)),
+        4 => (0u64..3000).prop_map(Step::Wait),
+        2 => (0u64..12).prop_map(Step::Ack),
+        6 => prop::bool::weighted(0.8).prop_map(Step::Spawn),
+        1 => (0u8..3).prop_map(Step::Leftover),
+        1 => Just(Step::Terminate),
+        1 => Just(Step::Unknown),
+        1 => Just(Step::Release),
+        2 => (0u64..50).prop_map(Step::Metrics),
+    ]
+}
+
+/// The world around a machine: it carries out what comes out, and watches the invariants.
+struct World {
+    machine: Machine,
+    now: u64,
+    open: bool,
+    welcomed: bool,
+    term: u64,
+    /// Epochs of accepted starts, and those that were begun.
+    allowed: BTreeSet<u32>,
+    begun: Vec<u32>,
+    spawning: Option<u32>,
+    live: BTreeMap<u32, (Option<u64>, bool)>,
+    exits: BTreeSet<(u32, u32)>,
+    reported: BTreeMap<(u32, u32), u64>,
+    leftover: u8,
+    sent: BTreeMap<u64, Event>,
+    acked: u64,
+    last_sent: u64,
+    ended_written: bool,
+    gone: bool,
+    grace: u64,
+}
+
+impl World {
+    fn new() -> Self {
+        Self {
+            machine: Machine::new(two_ranks(), 1),
+            now: 0,
+            open: false,
+            welcomed: false,
+            term: 0,
+            allowed: BTreeSet::new(),
+            begun: vec![],
+            spawning: None,
+            live: BTreeMap::new(),
+            exits: BTreeSet::new(),
+            reported: BTreeMap::new(),
+            leftover: 0,
+            sent: BTreeMap::new(),
+            acked: 0,
+            last_sent: 0,
+            ended_written: false,
+            gone: false,
+            grace: 5000,
+        }
+    }
+
+    fn feed(&mut self, input: Input) {
+        let mut queue = VecDeque::from([input]);
+        while let Some(input) = queue.pop_front() {
+            for output in self.machine.on(input, self.now) {
+                assert!(!self.gone, "{output:?} after the exit");
+                self.carry_out(output, &mut queue);
+            }
+        }
+    }
+
+    fn carry_out(&mut self, output: Output, queue: &mut VecDeque<Input>) {
+        match output {
+            Output::Send(FromAgent::Event { seq, event, .. }) => {
+                assert!(self.open && self.welcomed);
+                assert_eq!(
+                    seq,
+                    self.last_sent + 1,
+                    "events are sent in order, from the first that is not acknowledged"
+                );
+                self.last_sent = seq;
+                let first = self.sent.entry(seq).or_insert_with(|| event.clone());
+                assert_eq!(*first, event, "a number names one event for ever");
+            }
+            Output::Send(FromAgent::Hello { .. }) => assert!(self.open),
+            Output::Send(_) => assert!(self.welcomed),
+            Output::Disconnect => {
+                self.open = false;
+                self.welcomed = false;
+                queue.push_back(Input::Closed);
+            }
+            Output::Spawn(launch) => {
+                assert!(self.allowed.contains(&launch.epoch), "epoch {} without a start", launch.epoch);
+                assert!(self.begun.iter().all(|e| *e < launch.epoch), "epochs only go up");
+                assert!(self.live.is_empty() && self.spawning.is_none());
+                assert!(!self.ended_written);
+                self.begun.push(launch.epoch);
+                self.spawning = Some(launch.epoch);
+            }
+            Output::Signal { rank, signal } => {
+                let Some((term_at, killed)) = self.live.get_mut(&rank) else { panic!("rank {rank} is gone") };
+                match signal {
+                    Signal::Term => *term_at = Some(self.now),
+                    Signal::Kill => *killed = true,
+                }
+            }
+            Output::Sweep(signal) => {
+                assert!(self.live.is_empty(), "a sweep while ranks live");
+                if signal == Some(Signal::Kill) {
+                    self.leftover = self.leftover.saturating_sub(1);
+                }
+                queue.push_back(swept(usize::from(self.leftover)));
+            }
+            Output::WriteEnded(_) => {
+                assert!(self.live.is_empty() && self.leftover == 0 && self.spawning.is_none());
+                self.ended_written = true;
+            }
+            Output::RemoveEnded => self.ended_written = false,
+            Output::Exit { .. } => {
+                assert!(self.live.is_empty() && self.ended_written);
+                self.gone = true;
+            }
+            Output::TellHooks(_)
+            | Output::Note(_)
+            | Output::ShipFrom(_)
+            | Output::LogDurable(_)
+            | Output::Exec { .. }
+            | Output::ExecKill(_)
+            | Output::ExecKillAll => {}
+        }
+    }
+
+    fn take(&mut self, step: Step) {
+        match step {
+            Step::Open if !self.open && !self.gone => {
+                self.open = true;
+                self.welcomed = false;
+                self.feed(opened());
+            }
+            Step::Close if self.open => {
+                self.open = false;
+                self.welcomed = false;
+                self.feed(Input::Closed);
+            }
+            Step::Welcome(term) if self.open => {
+                if term >= self.term {
+                    self.term = term;
+                    self.welcomed = true;
+                    self.last_sent = self.acked;
+                }
+                self.feed(welcome(term));
+            }
+            Step::Start(term, epoch) if self.open => {
+                if self.welcomed && term >= self.term {
+                    self.allowed.insert(epoch);
+                }
+                self.feed(start(term, epoch));
+                self.raise(term);
+            }
+            Step::Stop(term, grace) if self.open => {
+                self.feed(stop(term, grace));
+                self.raise(term);
+            }
+            Step::Exit(rank, code) => {
+                if self.live.remove(&rank).is_some() {
+                    let epoch = *self.begun.last().expect("an epoch");
+                    self.exits.insert((epoch, rank));
+                    self.feed(exited(rank, code));
+                }
+            }
+            Step::Wait(ms) => self.wait(ms),
+            Step::Ack(seq) if self.welcomed => {
+                let seq = seq.min(self.last_sent);
+                self.acked = self.acked.max(seq);
+                self.feed(Input::Message(ToAgent::Ack { seq }));
+            }
+            Step::Spawn(works) => {
+                if self.spawning.take().is_some() {
+                    if works {
+                        self.live = [(2, (None, false)), (3, (None, false))].into();
+                        self.feed(Input::Spawned);
+                    } else {
+                        self.feed(Input::SpawnFailed { reason: "no".into() });
+                    }
+                }
+            }
+            Step::Leftover(n) if !self.live.is_empty() => self.leftover = n,
+            Step::Terminate => self.feed(Input::Terminated),
+            Step::Unknown if self.open => self.feed(Input::Message(ToAgent::Unknown { reason: "no".into() })),
+            Step::Release if self.open => self.feed(Input::Message(ToAgent::Release)),
+            Step::Metrics(step) => self.feed(Input::Hook {
+                rank: 2,
+                message: Message::Metrics { step, values: BTreeMap::new(), total_steps: None, tokens: None },
+            }),
+            Step::Open
+            | Step::Close
+            | Step::Welcome(_)
+            | Step::Start(..)
+            | Step::Stop(..)
+            | Step::Ack(_)
+            | Step::Leftover(_)
+            | Step::Unknown
+            | Step::Release => {}
+        }
+    }
+
+    /// A newer term in a command counts as the current one; an agent that ended takes none.
+    fn raise(&mut self, term: u64) {
+        if self.welcomed {
+            self.term = self.term.max(term).min(self.machine.term.max(self.term));
+        }
+    }
+
+    fn wait(&mut self, ms: u64) {
+        let until = self.now + ms;
+        while let Some(at) = self.machine.next_timer().filter(|at| *at <= until) {
+            self.now = self.now.max(at);
+            self.feed(Input::Timer);
+        }
+        self.now = until;
+        self.feed(Input::Timer);
+        for (rank, (term_at, killed)) in &self.live {
+            let late = term_at.is_some_and(|at| self.now >= at + self.grace);
+            assert!(*killed || !late, "rank {rank} was not killed after the grace");
+        }
+    }
+
+    /// Lets everything come to its end.
+    fn finish(&mut self) {
+        self.take(Step::Spawn(true));
+        self.feed(Input::Terminated);
+        self.take(Step::Spawn(true));
+        for _ in 0..4 {
+            self.wait(6000);
+            for rank in [2, 3] {
+                self.take(Step::Exit(rank, 137));
+            }
+        }
+        self.wait(60_000);
+        assert!(self.ended_written, "it never ended: {:?}", self.machine);
+        assert!(self.live.is_empty());
+        if !self.gone {
+            self.take(Step::Open);
+            self.take(Step::Welcome(self.term.max(self.machine.term)));
+            assert!(matches!(self.sent.last_key_value(), Some((_, Event::Ended { .. }))));
+            let seqs: Vec<u64> = self.sent.keys().copied().collect();
+            assert_eq!(seqs, (1..=seqs.len() as u64).collect::<Vec<_>>(), "no gap");
+            let mut epochs = self.begun.iter();
+            let mut epoch = 0;
+            for event in self.sent.values() {
+                match event {
+                    Event::Up | Event::LaunchFailed { .. } => epoch = *epochs.next().expect("an epoch for each start"),
+                    Event::RankExited { rank, .. } => *self.reported.entry((epoch, *rank)).or_default() += 1,
+                    _ => {}
+                }
+            }
+            assert!(self.reported.values().all(|n| *n == 1), "an exit was reported twice: {:?}", self.reported);
+            assert_eq!(self.reported.keys().copied().collect::<BTreeSet<_>>(), self.exits, "every exit is reported");
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 3000, ..ProptestConfig::default() })]
+    #[test]
+    fn any_life_keeps_the_invariants(steps in prop::collection::vec(step(), 0..60)) {
+        let mut world = World::new();
+        for step in steps {
+            world.take(step);
+        }
+        world.finish();
+    }
+
+    #[test]
+    fn the_same_inputs_give_the_same_outputs(steps in prop::collection::vec(step(), 0..30)) {
+        let (mut one, mut two) = (World::new(), World::new());
+        for step in steps {
+            one.take(step.clone());
+            two.take(step);
+            prop_assert_eq!(format!("{:?}", one.machine), format!("{:?}", two.machine));
+        }
+    }
+}

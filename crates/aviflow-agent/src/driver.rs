@@ -1,0 +1,455 @@
+//! Carries out what the [`Machine`] says, with real processes.
+//!
+//! One thread, one poll loop: signals, the control plane, the hooks, the pipes
+//! of ranks and commands. It decides nothing but when to read and to write.
+//! Nothing in the loop waits for anybody else, so the pipes are always drained.
+
+use crate::exec::{self, Commands};
+use crate::hooks::Hooks;
+use crate::link::Link;
+use crate::log::Source;
+use crate::machine::{Input, Machine, Output, Signal};
+use crate::protocol::{ExecOutput, FromAgent, LOG_CHUNK, WorkerSpec, files};
+use crate::ranks::{Lines, Now, Ranks};
+use crate::spool::{self, Spool};
+use crate::sweep::{self, Keeper};
+use crate::sys::{self, Pid, Poll, Signals};
+use crate::wiring::{self, Launch};
+use crate::{folder, process};
+use std::collections::{BTreeSet, VecDeque};
+use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// Between two signs of life while ranks run, in milliseconds.
+const ALIVE_MS: u64 = 10_000;
+
+/// Bytes on their way to a slow control plane from which on no log is added.
+const LOG_WAITS: usize = 256 << 10;
+
+/// Bytes from which on progress is dropped and commands wait.
+const PROGRESS_WAITS: usize = 1 << 20;
+
+/// Runs the agent of the worker in `folder` until it is released.
+///
+/// The process must have no other thread: it forks. Errors go to standard error.
+#[must_use]
+pub fn run(folder: &Path) -> ExitCode {
+    match Driver::new(folder).and_then(Driver::run) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(reason) => {
+            complain(&reason);
+            ExitCode::from(125)
+        }
+    }
+}
+
+/// Standard error may be gone or full: nothing depends on it.
+fn complain(text: &str) {
+    let _ = writeln!(std::io::stderr(), "aviflow-agent: {text}");
+}
+
+struct Driver {
+    spec: WorkerSpec,
+    folder: PathBuf,
+    mark: String,
+    _lock: OwnedFd,
+    keeper: Option<Keeper>,
+    signals: Signals,
+    link: Link,
+    hooks: Hooks,
+    machine: Machine,
+    ranks: Ranks,
+    commands: Commands,
+    spool: Spool<spool::Folder>,
+    /// Lines of this turn of the loop.
+    lines: Lines,
+    inputs: VecDeque<Input>,
+    /// The next byte of log to ship; none before a welcome.
+    ship: Option<u64>,
+    port: Option<(u16, OwnedFd)>,
+    last_port: u16,
+    launch: Option<Launch>,
+    sessions: BTreeSet<Pid>,
+    started: Instant,
+    touched: u64,
+    /// The log is closed: its end has been told.
+    ended: bool,
+    exit: Option<bool>,
+}
+
+impl Driver {
+    fn new(path: &Path) -> Result<Self, String> {
+        let folder = std::path::absolute(path).map_err(|e| format!("{} is no folder: {e}", path.display()))?;
+        let spec = folder::spec(&folder)?;
+        let lock = folder::lock(&folder, std::env::var(folder::LOCK_FD).ok().as_deref())?;
+        let mark = sweep::mark(&spec);
+        let keeper = Keeper::start(&mark).map_err(|e| format!("no keeper can be started: {e}"))?;
+        if folder::Alive::read(&folder).is_some() {
+            // An agent died here: what it left must not meet what comes.
+            while sweep::sweep(&mark) > 0 {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+        sys::become_subreaper().map_err(|e| format!("orphans cannot be adopted: {e}"))?;
+        let signals = Signals::new().map_err(|e| format!("signals cannot be read: {e}"))?;
+        let pid = std::process::id();
+        folder::write_alive(&folder, pid)
+            .map_err(|e| format!("{} cannot be written to: {e}; free some space", folder.display()))?;
+        let ranks = spec.first_rank..spec.first_rank + spec.ranks.max(1);
+        let hooks = Hooks::listen(&folder.join(files::HOOKS), &mark, ranks)
+            .map_err(|e| format!("the socket of the hooks cannot be made in {}: {e}", folder.display()))?;
+        let spool = Spool::open(spool::Folder::new(folder.join(files::LOG)), spec.log_buffer, spec.first_rank);
+        Ok(Self {
+            link: Link::new(spec.control.clone()),
+            machine: Machine::new(spec.clone(), pid),
+            spec,
+            folder,
+            mark,
+            _lock: lock,
+            keeper: Some(keeper),
+            signals,
+            hooks,
+            ranks: Ranks::default(),
+            commands: Commands::default(),
+            spool,
+            lines: Lines::default(),
+            inputs: VecDeque::new(),
+            ship: None,
+            port: None,
+            last_port: 0,
+            launch: None,
+            sessions: BTreeSet::new(),
+            started: Instant::now(),
+            touched: 0,
+            ended: false,
+            exit: None,
+        })
+    }
+
+    fn now(&self) -> Now {
+        let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        (self.started.elapsed().as_millis() as u64, unix.as_millis() as i64)
+    }
+
+    fn run(mut self) -> Result<(), String> {
+        let mut poll = Poll::default();
+        while self.exit.is_none() {
+            self.connect();
+            self.work();
+            if self.exit.is_some() {
+                break;
+            }
+            let signalled = self.watch(&mut poll);
+            poll.wait(self.timeout());
+            self.read(&poll, signalled);
+            self.work();
+        }
+        self.link.flush();
+        if self.exit == Some(true) {
+            self.spool.clear();
+            let _ = std::fs::remove_dir(self.folder.join(files::LOG));
+        }
+        if let Some(keeper) = self.keeper.take() {
+            keeper.dismiss();
+        }
+        Ok(())
+    }
+
+    fn connect(&mut self) {
+        let now = self.now().0;
+        if self.link.open(now) {
+            let port = self.offer_port();
+            let log = self.spool.range();
+            self.inputs.push_back(Input::Opened { port, log });
+        }
+    }
+
+    fn offer_port(&mut self) -> u16 {
+        if self.port.is_none() && !self.machine.has_ranks() {
+            self.port = folder::free_port(&self.spec, self.launch.as_ref().map_or(0, |l| l.epoch));
+        }
+        if let Some((port, _)) = &self.port {
+            self.last_port = *port;
+        }
+        self.last_port
+    }
+
+    /// Adds everything to the poll set; gives the place of the signals.
+    fn watch(&mut self, poll: &mut Poll) -> usize {
+        poll.clear();
+        let signals = poll.add(&self.signals, true, false);
+        self.link.watch(poll);
+        self.hooks.watch(poll);
+        self.ranks.watch(poll);
+        self.commands.watch(poll, self.link.waiting() > PROGRESS_WAITS);
+        signals
+    }
+
+    fn timeout(&self) -> Option<u64> {
+        let alive = self.machine.has_ranks().then_some(self.touched + ALIVE_MS);
+        let timers = [self.machine.next_timer(), self.link.due(), self.ranks.due(), alive];
+        let next = timers.into_iter().flatten().min()?;
+        Some(next.saturating_sub(self.now().0))
+    }
+
+    fn read(&mut self, poll: &Poll, signals: usize) {
+        let now = self.now();
+        self.ranks.read(poll, now, &mut self.lines);
+        self.take_lines();
+        self.hooks.read(Some(poll), |rank, message| self.inputs.push_back(Input::Hook { rank, message }));
+        self.commands.read(poll, |id, output| self.inputs.push_back(Input::Exec { id, output }));
+        if self.link.ready(poll) && !self.link.receive(|message| self.inputs.push_back(Input::Message(message))) {
+            self.disconnect();
+        }
+        if poll.ready(signals) {
+            while let Some(signal) = self.signals.take() {
+                if signal == libc::SIGCHLD {
+                    self.reap();
+                } else {
+                    self.inputs.push_back(Input::Terminated);
+                }
+            }
+        }
+        if self.machine.next_timer().is_some_and(|at| at <= now.0) {
+            self.inputs.push_back(Input::Timer);
+        }
+        if self.machine.has_ranks() && now.0 >= self.touched + ALIVE_MS {
+            self.touched = now.0;
+            folder::touch_alive(&self.folder);
+        }
+    }
+
+    fn take_lines(&mut self) {
+        for (rank, text) in self.lines.texts.drain(..) {
+            self.inputs.push_back(Input::Line { rank, text });
+        }
+    }
+
+    fn disconnect(&mut self) {
+        if self.link.is_open() {
+            let now = self.now().0;
+            self.link.close(now);
+            self.ship = None;
+            self.inputs.push_back(Input::Closed);
+        }
+    }
+
+    /// Collects children that ended: ranks, commands, orphans, the keeper.
+    fn reap(&mut self) {
+        let now = self.now();
+        while let Some((pid, exit)) = sys::reap() {
+            if self.keeper.as_ref().is_some_and(|keeper| keeper.pid() == pid) {
+                self.replace_keeper();
+                continue;
+            }
+            let inputs = &mut self.inputs;
+            if self.commands.reaped(pid, exit, |id, output| inputs.push_back(Input::Exec { id, output })) {
+                continue;
+            }
+            if let Some(rank) = self.ranks.reaped(pid, now, &mut self.lines) {
+                self.take_lines();
+                // What it told before its end must not come after it.
+                self.hooks.read(None, |rank, message| self.inputs.push_back(Input::Hook { rank, message }));
+                let epoch = self.launch.as_ref().map_or(0, |launch| launch.epoch);
+                let error = process::torch_error(&wiring::error_file(&self.folder, epoch, rank));
+                self.inputs.push_back(Input::Exited { rank, exit, error });
+            }
+        }
+    }
+
+    fn replace_keeper(&mut self) {
+        match Keeper::start(&self.mark) {
+            Ok(mut keeper) => {
+                for session in &self.sessions {
+                    keeper.session(*session, false);
+                }
+                self.keeper = Some(keeper);
+            }
+            Err(e) => {
+                self.keeper = None;
+                complain(&format!("the keeper is gone and no other can be started: {e}"));
+            }
+        }
+    }
+
+    /// Feeds the machine until nothing is left to be said, then writes what came of it.
+    fn work(&mut self) {
+        while let Some(input) = self.inputs.pop_front() {
+            for output in self.machine.on(input, self.now().0) {
+                self.carry_out(output);
+            }
+        }
+        self.write_log();
+        self.ship_log();
+        if !self.link.flush() {
+            self.disconnect();
+        }
+    }
+
+    fn carry_out(&mut self, output: Output) {
+        match output {
+            Output::Send(FromAgent::Progress { .. }) if self.link.waiting() > PROGRESS_WAITS => {}
+            Output::Send(message) => self.link.send(&message),
+            Output::Disconnect => self.disconnect(),
+            Output::Spawn(launch) => self.spawn(launch),
+            Output::Signal { rank, signal } => {
+                if let Some(pid) = self.ranks.pid(rank) {
+                    sys::kill(-pid, number(signal));
+                }
+            }
+            Output::Sweep(signal) => self.sweep(signal),
+            Output::TellHooks(reason) => self.hooks.set_stop(reason),
+            Output::Note(text) => self.note(text),
+            Output::ShipFrom(offset) => self.ship = Some(offset),
+            Output::LogDurable(offset) => self.spool.acknowledge(offset),
+            Output::Exec { id, rank, argv, stdin } => self.exec(id, rank, &argv, &stdin),
+            Output::ExecKill(id) => self.commands.kill(Some(id)),
+            Output::ExecKillAll => self.commands.kill(None),
+            Output::WriteEnded(ended) => {
+                self.ended = true;
+                if let Err(e) = folder::write_ended(&self.folder, &ended) {
+                    complain(&format!(
+                        "{} cannot be written: {e}; only the control plane will know the end",
+                        files::ENDED
+                    ));
+                }
+            }
+            Output::RemoveEnded => {
+                self.ended = false;
+                let _ = std::fs::remove_file(self.folder.join(files::ENDED));
+            }
+            Output::Exit { clean } => self.exit = Some(clean),
+        }
+    }
+
+    fn note(&mut self, text: String) {
+        if self.ended {
+            complain(&text);
+        } else {
+            let unix = self.now().1;
+            self.lines.add(unix, self.spec.first_rank, Source::Agent, text);
+        }
+    }
+
+    fn spawn(&mut self, launch: Launch) {
+        // Rank 0 is about to listen there.
+        self.port = None;
+        let mut started = Vec::new();
+        let mut failure = None;
+        for rank in self.spec.first_rank..self.spec.first_rank + self.spec.ranks {
+            let _ = std::fs::remove_file(wiring::error_file(&self.folder, launch.epoch, rank));
+            match process::start(&self.spec.run, &self.spec.cwd, &self.environment(&launch, rank), None) {
+                Ok(one) => started.push((rank, one)),
+                Err(reason) => {
+                    failure = Some(reason);
+                    break;
+                }
+            }
+        }
+        self.launch = Some(launch);
+        if let Some(reason) = failure {
+            for (_, one) in started {
+                sys::kill(-one.pid, libc::SIGKILL);
+                let _ = sys::reap_one(one.pid);
+            }
+            self.inputs.push_back(Input::SpawnFailed { reason });
+            return;
+        }
+        for (rank, one) in started {
+            self.sessions.insert(one.pid);
+            if let Some(keeper) = &mut self.keeper {
+                keeper.session(one.pid, false);
+            }
+            self.ranks.add(rank, one);
+        }
+        self.inputs.push_back(Input::Spawned);
+    }
+
+    fn environment(
+        &self,
+        launch: &Launch,
+        rank: u32,
+    ) -> std::collections::BTreeMap<std::ffi::OsString, std::ffi::OsString> {
+        let wiring = wiring::variables(&self.spec, launch, rank, &self.folder, self.hooks.path());
+        process::environment(std::env::vars_os(), &self.spec, &wiring, &self.mark)
+    }
+
+    fn sweep(&mut self, signal: Option<Signal>) {
+        self.reap();
+        let mut found = self.processes();
+        if found.is_empty() {
+            // One may have forked while it was looked for.
+            found = self.processes();
+        }
+        for process in &found {
+            match signal {
+                // Groups of ranks have had theirs; twice means "at once" to many programs.
+                Some(Signal::Term) if self.sessions.contains(&process.group) => {}
+                Some(signal) => sys::kill(process.pid, number(signal)),
+                None => {}
+            }
+        }
+        let now = self.now();
+        if found.is_empty() {
+            self.ranks.finish(now, &mut self.lines);
+            self.lines.texts.clear();
+            self.write_log();
+            for session in std::mem::take(&mut self.sessions) {
+                if let Some(keeper) = &mut self.keeper {
+                    keeper.session(session, true);
+                }
+            }
+        }
+        self.inputs.push_back(Input::Swept { left: found.len(), unix_ms: now.1, log_end: self.spool.range().1 });
+    }
+
+    fn processes(&self) -> Vec<sweep::Process> {
+        let me = sys::getpid();
+        let keeper = self.keeper.as_ref().map_or(0, Keeper::pid);
+        sweep::processes(&self.mark, &[me], &self.sessions, &[me, keeper])
+    }
+
+    fn exec(&mut self, id: u64, rank: u32, argv: &[String], stdin: &str) {
+        let started = (|| {
+            let launch = self.launch.as_ref().ok_or("no rank runs here")?;
+            if self.commands.contains(id) {
+                return Err(format!("command {id} runs already: choose another number"));
+            }
+            let input =
+                sys::memory_file(&exec::decode(stdin)?).map_err(|e| format!("no memory for standard input: {e}"))?;
+            process::start(argv, &self.spec.cwd, &self.environment(launch, rank), Some(input))
+        })();
+        match started {
+            Ok(started) => self.commands.add(id, started),
+            Err(reason) => self.inputs.push_back(Input::Exec { id, output: ExecOutput::Failed(reason) }),
+        }
+    }
+
+    fn write_log(&mut self) {
+        if !self.lines.log.is_empty() {
+            let unix = self.now().1;
+            self.spool.append(&std::mem::take(&mut self.lines.log), unix);
+        }
+    }
+
+    fn ship_log(&mut self) {
+        while self.link.is_open() && self.link.waiting() < LOG_WAITS {
+            let Some((offset, text)) = self.ship.and_then(|from| self.spool.read(from, LOG_CHUNK)) else { break };
+            self.ship = Some(offset + text.len() as u64);
+            self.link.send(&FromAgent::Log { offset, text });
+            if !self.link.flush() {
+                break;
+            }
+        }
+    }
+}
+
+const fn number(signal: Signal) -> i32 {
+    match signal {
+        Signal::Term => libc::SIGTERM,
+        Signal::Kill => libc::SIGKILL,
+    }
+}

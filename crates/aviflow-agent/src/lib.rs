@@ -1,0 +1,41 @@
+//! The rank supervisor of Aviflow: process 1 of every worker.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`protocol`] | what an agent and the control plane say to each other |
+//! | [`machine`] | the one state machine: inputs to outputs, no clock, no process, no socket |
+//! | [`training`] | what a training's words mean: progress, events, the highest step |
+//! | [`wiring`] | the variables that tie a rank to its gang |
+//! | [`output`] | progress in the usual output of training programs |
+//! | [`log`], [`spool`] | the stream of stamped lines, and how it waits on disk |
+//! | [`driver`] | carries out what the machine says, in one poll loop |
+//! | [`link`], [`hooks`], [`ranks`], [`exec`] | what the loop waits for: the control plane, the hooks, ranks, commands |
+//! | [`process`], [`sweep`] | starting processes, and leaving none behind |
+//! | [`folder`] | the files of a worker, and a port |
+//! | [`sys`] | system calls; the only unsafe code |
+//!
+//! The first six decide and are pure; the others act and decide nothing.
+//! Invariant: nothing in this crate knows of jobs, queues or plans.
+
+pub mod driver;
+pub mod exec;
+pub mod folder;
+pub mod hooks;
+pub mod link;
+pub mod log;
+pub mod machine;
+pub mod output;
+pub mod process;
+pub mod protocol;
+pub mod ranks;
+pub mod spool;
+pub mod sweep;
+pub mod sys;
+pub mod training;
+pub mod wiring;
+
+pub use driver::run;
+pub use folder::{Alive, LOCK_FD, read_ended};
+pub use spool::left_behind;
+pub use sweep::{mark, sweep};
+pub use wiring::RESERVED;

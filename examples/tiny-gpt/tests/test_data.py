@@ -44,9 +44,7 @@ class SamplerTest(unittest.TestCase):
         for epoch in range(2):
             of_epoch = seen[epoch * self.sampler.windows : (epoch + 1) * self.sampler.windows]
             self.assertEqual(len(set(of_epoch)), len(of_epoch))
-            self.assertEqual(
-                {b - a for a, b in zip(sorted(of_epoch), sorted(of_epoch)[1:])}, {16}
-            )
+            self.assertEqual({b - a for a, b in zip(sorted(of_epoch), sorted(of_epoch)[1:])}, {16})
 
     def test_windows_end_within_the_text(self):
         for length in range(16 * 9, 16 * 12):

@@ -26,9 +26,9 @@ import logging
 import os
 import re
 import signal
-from pathlib import Path
-from typing import Any, Callable, Dict, Optional, Set, Tuple, TypeVar, cast
 from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Callable, TypeVar, cast
 
 from ._connection import Connection
 from ._files import PathLike, atomic_dir, atomic_write, remove_partials

@@ -60,7 +60,7 @@ pub fn run(options: &Options) -> Result<u8> {
         stop(&control)?;
     }
     let (code, results) = outcome?;
-    if options.exit {
+    if options.exit && !results.is_empty() {
         println!("{}", results.join("\n"));
     }
     Ok(code)
@@ -111,9 +111,12 @@ fn stop(control: &Control) -> Result<()> {
     control.stop()?;
     if !running.is_empty() {
         println!(
-            "Still running, without a control plane: {}. The next demo takes it up again; to end it, start the \
-             control plane with `aviflow server start` and cancel it with `aviflow cancel`.",
-            running.join(", ")
+            "Still running, without a control plane: {list}. Another `cargo xtask demo` takes it up again. To end it:\n\
+             \n  export AVIFLOW_HOME={home}\n  {binary} server start\n  {binary} cancel {names}\n",
+            list = running.join(", "),
+            names = running.join(" "),
+            home = control.home.display(),
+            binary = control.binary.display(),
         );
     }
     Ok(())

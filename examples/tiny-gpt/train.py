@@ -83,9 +83,7 @@ def join() -> Mesh:
     """Meets the other processes; returns the line of all their devices."""
     if PROCESSES > 1:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        jax.distributed.initialize(
-            os.environ["JAX_COORDINATOR_ADDRESS"], PROCESSES, RANK, local_device_ids=[0]
-        )
+        jax.distributed.initialize(os.environ["JAX_COORDINATOR_ADDRESS"], PROCESSES, RANK)
     return Mesh(np.array(jax.devices()), ("data",))
 
 

@@ -40,6 +40,7 @@ class DistributedTest(unittest.TestCase):
                 "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
                 "JAX_NUM_PROCESSES": str(RANKS),
                 "JAX_PROCESS_ID": str(rank),
+                "JAX_LOCAL_DEVICE_IDS": str(rank % 2),
             }
             command = [sys.executable, "train.py", "--layers", "1", "--batch", "8", *options]
             process = subprocess.Popen(

@@ -60,7 +60,7 @@ VALIDATION_WINDOWS = 512
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--corpus", type=Path, help="corpus file, or the folder it is in")
-    parser.add_argument("--steps", type=int, default=240)
+    parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--stop-after", type=int, help="stop gracefully after this step")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--batch", type=int, default=32, help="windows a step, all processes")

@@ -1,0 +1,297 @@
+//! The canonical job document: every default filled in, every shorthand resolved.
+//!
+//! Files have shorthand (`nodes: 4`, `run` as text); objects and REST have this form.
+
+use crate::duration::Duration;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// A declared training.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct JobSpec {
+    /// The name of the work: a DNS label of at most 40 characters.
+    pub name: String,
+    /// The queue, by its name.
+    pub queue: String,
+    /// The priority, by its name: low, normal, high, urgent, or one the administrator defined.
+    pub priority: String,
+    /// The environment as `name` or `name@version`; none means the machine's own PATH.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub environment: Option<String>,
+    /// A container image by digest, instead of an environment.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<String>,
+    /// A hash-locked requirements file that is layered onto the environment, relative to the document.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub requirements: Option<String>,
+    /// Where the code comes from; none means that the job needs no code. Not even the document's
+    /// folder is taken along without being named.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub code: Option<Code>,
+    /// How many nodes the gang has. A file that does not say it means one.
+    pub nodes: Nodes,
+    /// GPUs on each node. A file that does not say it means 1, also with several nodes: whole
+    /// nodes are asked for, never assumed.
+    pub gpus_per_node: u32,
+    /// Accelerator types in order of preference; empty means any.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub gpu_type: Vec<String>,
+    /// The program and its arguments, taken literally; a script of several lines is `bash` with it.
+    pub run: Vec<String>,
+    /// How many processes the platform starts on a node.
+    pub processes: Processes,
+    /// Environment variables.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub env: BTreeMap<String, String>,
+    /// Environment variables from secrets: variable to `secret/key`. References, never values.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub secrets: BTreeMap<String, String>,
+    /// Data volumes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub data: Vec<Data>,
+    /// Paths that are kept after the end, and fetched with `aviflow cp`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub outputs: Vec<String>,
+    /// Where the training saves itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint: Option<CheckpointPolicy>,
+    /// Host resources.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resources: Option<Resources>,
+    /// Where in the topology the gang may be placed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub topology: Option<Topology>,
+    /// The greatest time in Running, over all attempts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub time_limit: Option<Duration>,
+    /// Whether the platform may suspend it. A file that does not say it means yes.
+    pub preemptible: bool,
+    /// When it is run again. A file that does not say it means never.
+    pub retry: Retry,
+    /// Jobs it waits for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub after: Vec<After>,
+    /// The seed given to the training.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seed: Option<u64>,
+    /// Whom to tell.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notify: Vec<Notify>,
+}
+
+/// Where the code comes from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub enum Code {
+    /// A folder, relative to the document; a content-hashed snapshot is taken at submission.
+    Folder(String),
+    /// A commit of a git repository.
+    Git {
+        /// The repository.
+        git: String,
+        /// The branch, tag or commit, resolved to a commit at submission.
+        #[serde(rename = "ref")]
+        reference: String,
+    },
+}
+
+/// How many nodes the gang has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Nodes {
+    /// The least number.
+    pub min: u32,
+    /// The greatest number.
+    pub max: u32,
+}
+
+/// How many processes the platform starts on a node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum Processes {
+    /// One, as torchrun and accelerate expect.
+    #[default]
+    PerNode,
+    /// One for each GPU.
+    PerGpu,
+}
+
+/// A data volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Data {
+    /// The name; the process finds the path in `AVIFLOW_DATA_<NAME>`.
+    pub name: String,
+    /// A path or URL.
+    pub source: String,
+    /// Where it is mounted in a container.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mount: Option<String>,
+    /// Whether the job may only read it.
+    #[serde(default = "yes")]
+    pub read_only: bool,
+}
+
+fn yes() -> bool {
+    true
+}
+
+/// Where the training saves itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct CheckpointPolicy {
+    /// The folder; the process finds it in `AVIFLOW_CHECKPOINT_DIR`.
+    pub path: String,
+    /// How often the training saves, as far as the platform should expect.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub every: Option<Duration>,
+    /// How many checkpoints are kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keep: Option<u32>,
+}
+
+/// Host resources.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Resources {
+    /// CPUs for each GPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_per_gpu: Option<f64>,
+    /// Memory for each GPU, such as `200Gi`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_per_gpu: Option<String>,
+    /// Shared memory (`/dev/shm`) of a worker, such as `64Gi`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shm: Option<String>,
+}
+
+/// Where in the topology the gang may be placed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Topology {
+    /// The level that must hold the whole gang.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub require: Option<String>,
+    /// The level that should.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prefer: Option<String>,
+    /// How long to wait for what is preferred.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_wait: Option<Duration>,
+}
+
+/// When a job is run again. Suspensions and node failures do not count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Retry {
+    /// Application failures after which it is still run again.
+    pub failures: u32,
+}
+
+/// A job to wait for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct After {
+    /// Its name.
+    pub job: String,
+    /// How it must end.
+    pub on: Ending,
+}
+
+/// How a job ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum Ending {
+    /// Every rank ended with 0.
+    Succeeded,
+    /// It failed.
+    Failed,
+    /// It ended in any way.
+    Ended,
+}
+
+/// Whom to tell of what.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Notify {
+    /// The address that gets a POST.
+    pub webhook: String,
+    /// On what.
+    pub on: Vec<NotifyOn>,
+}
+
+/// What a person is told of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+#[expect(missing_docs, reason = "the names say it")]
+pub enum NotifyOn {
+    Started,
+    Suspended,
+    Restarted,
+    Idle,
+    Failed,
+    Succeeded,
+}
+
+/// What a submission brings beside the document: everything resolved, by content.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Provenance {
+    /// SHA-256 of the code snapshot (an object of the store), if there is code.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub code: Option<CodeSnapshot>,
+    /// The environment, resolved.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub environment: Option<ResolvedEnvironment>,
+    /// SHA-256 of each data source that can be hashed, by its name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub data: BTreeMap<String, String>,
+    /// Facts of the machine that submitted: operating system, architecture, versions.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub client: BTreeMap<String, String>,
+    /// The job that this one repeats, if any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rerun_of: Option<String>,
+    /// The file it was submitted from, as a person would name it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub file: Option<String>,
+}
+
+/// A code snapshot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct CodeSnapshot {
+    /// SHA-256 of the archive, hexadecimal.
+    pub sha256: String,
+    /// Bytes of the archive.
+    pub bytes: u64,
+    /// Number of files.
+    pub files: u64,
+    /// The git commit beneath it, if the folder is in a repository.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub commit: Option<String>,
+    /// Whether there were uncommitted changes.
+    #[serde(default)]
+    pub dirty: bool,
+}
+
+/// An environment by its content.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ResolvedEnvironment {
+    /// The name.
+    pub name: String,
+    /// The version.
+    pub version: u32,
+    /// The content hash over everything below; the key of the cache.
+    pub hash: String,
+    /// Versions of Python that it is locked for, such as `>=3.11,<3.13`.
+    pub python: String,
+    /// SHA-256 of each lock (objects of the store), the environment's own first, then the job's.
+    pub locks: Vec<String>,
+    /// Default variables.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub env: BTreeMap<String, String>,
+}

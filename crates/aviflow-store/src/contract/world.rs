@@ -1,0 +1,366 @@
+//! Random batches that a store must take, and a model of what it then holds.
+
+use aviflow_core::gpus::{GpuSet, Slots};
+use aviflow_core::ledger::{Entry, GpuState, Open, Owner};
+use aviflow_core::lifecycle::{Moment, MomentKind};
+use aviflow_core::model::{
+    Address, Cause, Checkpoint, Counters, EnvironmentHash, EnvironmentState, Exit, Failure, Gang, Intent, Job, JobId,
+    JobKey, Node, NodeCondition, NodeId, NodeRange, Phase, Queue, QueueState, Request, Stopping, Suspending, Worker,
+    WorkerState,
+};
+use aviflow_core::time::{Span, Time};
+use aviflow_engine::ports::{Batch, JobRecord, Loaded};
+use serde_json::json;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Numbers that look random and come out the same each time (`SplitMix64`).
+#[derive(Clone, Debug)]
+pub struct Rng(pub u64);
+
+impl Rng {
+    /// Any number, the next one.
+    pub fn number(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number below `n`.
+    pub fn below(&mut self, n: u64) -> u64 {
+        self.number() % n
+    }
+
+    fn small(&mut self, n: u32) -> u32 {
+        u32::try_from(self.below(u64::from(n))).unwrap_or(0)
+    }
+
+    fn time(&mut self) -> Time {
+        Time(i64::try_from(self.below(1 << 41)).unwrap_or(0))
+    }
+
+    fn chance(&mut self) -> bool {
+        self.below(2) == 0
+    }
+
+    fn text(&mut self) -> String {
+        let odd = ["", "a", "it's \"quoted\"", "line\nbreak", "ünïcödé ✓", "%_; DROP TABLE jobs", "\u{0}nul"];
+        odd[usize::try_from(self.below(odd.len() as u64)).unwrap_or(0)].to_owned()
+    }
+}
+
+/// A job with its document and its end.
+pub type Whole = (Job, Arc<JobRecord>, Option<Time>);
+
+/// What a store should hold after the batches that came from here.
+#[derive(Clone, Debug)]
+pub struct World {
+    /// What it should load.
+    pub model: Loaded,
+    /// Every job there ever was.
+    pub all: BTreeMap<JobId, Whole>,
+    /// Every moment.
+    pub moments: Vec<Moment>,
+}
+
+impl World {
+    /// The world of a store that holds nothing.
+    #[must_use]
+    pub fn new(model: Loaded) -> World {
+        World { model, all: BTreeMap::new(), moments: Vec::new() }
+    }
+
+    /// The next batch, with everything in it that may be in one.
+    pub fn batch(&mut self, rng: &mut Rng) -> Batch {
+        let mut batch = self.next_batch();
+        for _ in 0..rng.below(3) {
+            let job = random_job(rng, JobId(self.model.last_job + 1 + batch.records.len() as u64));
+            batch.records.push(record(&job));
+            batch.jobs.push(job);
+        }
+        let live: Vec<Job> = self.model.snapshot.jobs.values().cloned().collect();
+        for job in live {
+            if rng.below(3) == 0 {
+                let changed = random_job(rng, job.id);
+                batch.jobs.push(Job { key: job.key, user: job.user, submitted: job.submitted, ..changed });
+            }
+        }
+        for id in 1..5 {
+            if rng.chance() {
+                batch.nodes.push(random_node(rng, NodeId(id)));
+            }
+            if rng.chance() {
+                batch.open.push((NodeId(id), (0..rng.below(4)).map(|_| random_open(rng)).collect()));
+            }
+        }
+        if rng.chance() {
+            batch.queues.push(random_queue(rng));
+        }
+        if rng.chance() {
+            let state = match rng.below(3) {
+                0 => None,
+                1 => Some(EnvironmentState::Preparing),
+                _ => Some(EnvironmentState::Ready),
+            };
+            batch.environments.push((EnvironmentHash(format!("{:064x}", rng.below(3))), state));
+        }
+        batch.paused = match rng.below(4) {
+            0 => Some(None),
+            1 => Some(Some(rng.text())),
+            _ => None,
+        };
+        batch.entries = (0..rng.below(4)).map(|_| random_entry(rng)).collect();
+        batch.moments = batch.jobs.iter().map(|j| random_moment(rng, j.id)).collect();
+        batch.journal = (0..rng.below(3)).map(|_| rng.text()).collect();
+        self.apply(&batch);
+        batch
+    }
+
+    /// A batch that submits one job.
+    pub fn submit(&mut self, rng: &mut Rng) -> (Job, Batch) {
+        let mut batch = self.next_batch();
+        let job = Job { phase: Phase::Queued, ..random_job(rng, JobId(self.model.last_job + 1)) };
+        batch.records.push(record(&job));
+        batch.jobs.push(job.clone());
+        self.apply(&batch);
+        (job, batch)
+    }
+
+    /// A batch that changes one job.
+    pub fn change(&mut self, job: Job) -> Batch {
+        let mut batch = self.next_batch();
+        batch.jobs.push(job);
+        self.apply(&batch);
+        batch
+    }
+
+    fn next_batch(&self) -> Batch {
+        Batch {
+            term: self.model.term,
+            generation: self.model.generation + 1,
+            at: self.model.clock + Span(1_234),
+            ..Batch::default()
+        }
+    }
+
+    /// Says what a store holds after a batch, in other words than any store does.
+    fn apply(&mut self, batch: &Batch) {
+        let model = &mut self.model;
+        model.generation = batch.generation;
+        model.clock = batch.at;
+        for r in &batch.records {
+            model.records.insert(r.id, Arc::clone(r));
+        }
+        for job in &batch.jobs {
+            model.last_job = model.last_job.max(job.id.0);
+            let record = Arc::clone(&model.records[&job.id]);
+            model.snapshot.waiting.remove(&job.id);
+            let ended = job.phase.is_terminal().then_some(batch.at);
+            self.all.insert(job.id, (job.clone(), record, ended));
+            if ended.is_some() {
+                model.snapshot.jobs.remove(&job.id);
+                model.records.remove(&job.id);
+                continue;
+            }
+            if job.phase == Phase::Queued {
+                model.snapshot.waiting.insert(job.id);
+            }
+            model.snapshot.jobs.insert(job.id, job.clone());
+        }
+        for node in &batch.nodes {
+            model.last_node = model.last_node.max(node.id.0);
+            model.snapshot.nodes.insert(node.id, node.clone());
+        }
+        for queue in &batch.queues {
+            model.snapshot.queues.insert(queue.name.clone(), queue.clone());
+        }
+        for (hash, state) in &batch.environments {
+            model.snapshot.environments.remove(hash);
+            if let Some(state) = state {
+                model.snapshot.environments.insert(hash.clone(), state.clone());
+            }
+        }
+        for (node, open) in &batch.open {
+            model.snapshot.ledger.restore(*node, open.clone());
+        }
+        if let Some(paused) = &batch.paused {
+            model.snapshot.paused.clone_from(paused);
+        }
+        self.moments.extend(batch.moments.iter().cloned());
+    }
+}
+
+/// The document of a job.
+#[must_use]
+pub fn record(job: &Job) -> Arc<JobRecord> {
+    let document = json!({
+        "id": job.id, "key": job.key, "user": job.user, "submitted": job.submitted,
+        "spec": {
+            "name": job.key.name, "queue": job.request.queue, "priority": "normal",
+            "nodes": { "min": 1, "max": 2 }, "gpusPerNode": 8, "run": ["python", "train.py", "--lr=3e-4"],
+            "processes": "perNode", "env": { "A": "b" }, "resources": { "cpuPerGpu": 0.1 },
+            "preemptible": true, "retry": { "failures": 3 },
+        },
+        "provenance": {
+            "code": { "sha256": format!("{:064x}", job.id.0), "bytes": 7, "files": 1 },
+            "environment": { "name": "e", "version": 1, "hash": "h", "python": ">=3.11", "locks": ["l1", "l2"] },
+        },
+    });
+    Arc::new(serde_json::from_value(document).expect("the document has the form of a record"))
+}
+
+fn random_job(rng: &mut Rng, id: JobId) -> Job {
+    Job {
+        id,
+        key: JobKey { namespace: "default".into(), name: format!("train-{}", id.0) },
+        user: ["ada", "grace", "ünal"][usize::try_from(rng.below(3)).unwrap_or(0)].into(),
+        request: Request {
+            queue: ["main", "research"][usize::try_from(rng.below(2)).unwrap_or(0)].into(),
+            priority: 1 - i32::try_from(rng.below(3)).unwrap_or(0),
+            nodes: NodeRange { min: 1, max: 1 + rng.small(64) },
+            gpus_per_node: 1 + rng.small(8),
+            gpu_types: if rng.chance() { vec!["H100".into(), "A100".into()] } else { Vec::new() },
+            ranks_per_node: 1,
+            time_limit: rng.chance().then(|| Span(rng.time().0)),
+            preemptible: rng.chance(),
+            failures_allowed: rng.small(5),
+            grace: Span::seconds(30),
+        },
+        environment: rng.chance().then(|| EnvironmentHash(format!("{:064x}", rng.below(3)))),
+        submitted: rng.time(),
+        phase: random_phase(rng),
+        attempts: rng.small(9),
+        counters: Counters {
+            failures: rng.small(9),
+            node_failures: rng.small(9),
+            suspensions: rng.small(9),
+            unready: rng.small(9),
+        },
+        ran: Span(rng.time().0),
+        best_step: rng.chance().then(|| rng.below(1 << 40)),
+        checkpoint: rng.chance().then(|| Checkpoint {
+            step: rng.below(1 << 40),
+            path: rng.text(),
+            at: rng.time(),
+            attempt: rng.small(9),
+        }),
+        not_before: rng.chance().then(|| rng.time()),
+    }
+}
+
+fn random_phase(rng: &mut Rng) -> Phase {
+    match rng.below(9) {
+        0 | 1 => Phase::Queued,
+        2 => Phase::Starting(random_gang(rng)),
+        3 => Phase::Running(random_gang(rng)),
+        4 => Phase::Suspending(Suspending { gang: random_gang(rng), by: rng.text() }),
+        5 => Phase::Stopping(Stopping { gang: random_gang(rng), intent: random_intent(rng) }),
+        6 => Phase::Succeeded,
+        7 => Phase::Failed(random_failure(rng)),
+        _ => Phase::Cancelled { by: rng.text() },
+    }
+}
+
+fn random_intent(rng: &mut Rng) -> Intent {
+    match rng.below(6) {
+        0 => Intent::Cancel { by: rng.text() },
+        1 => Intent::TimeLimit,
+        2 => Intent::Failure(random_failure(rng)),
+        3 => Intent::NodeFailure(random_failure(rng)),
+        4 => Intent::Requeue,
+        _ => Intent::Unready { missing: vec![0, 3] },
+    }
+}
+
+fn random_failure(rng: &mut Rng) -> Failure {
+    let (attempt, worker, node) = (rng.small(9), rng.small(9), NodeId(rng.small(9)));
+    let cause = match rng.below(5) {
+        0 => Cause::Rank { attempt, rank: rng.small(9), worker, node, exit: random_exit(rng) },
+        1 => Cause::WorkerLost { attempt, worker, node, reason: rng.text() },
+        2 => Cause::Launch { attempt, worker, node, reason: rng.text() },
+        3 => Cause::TimeLimit { limit: Span(7) },
+        _ => Cause::Environment { reason: rng.text() },
+    };
+    Failure { cause, exit_code: 125, at: rng.time() }
+}
+
+fn random_exit(rng: &mut Rng) -> Exit {
+    let last_lines = (0..rng.below(3)).map(|_| rng.text()).collect();
+    Exit { code: 137, signal: rng.chance().then_some(9), at: rng.time(), last_lines }
+}
+
+fn random_gang(rng: &mut Rng) -> Gang {
+    let states = [WorkerState::Launched, WorkerState::Ready, WorkerState::Up, WorkerState::Gone];
+    let workers = (0..1 + rng.small(3))
+        .map(|i| Worker {
+            node: NodeId(i + 1),
+            slots: Slots(rng.number()),
+            state: states[usize::try_from(rng.below(4)).unwrap_or(0)],
+            address: rng.chance().then(|| Address { host: "10.0.0.1".into(), port: 29_500 }),
+            exits: (0..rng.small(3)).map(|rank| (rank * 8, random_exit(rng))).collect(),
+        })
+        .collect();
+    Gang {
+        attempt: 1 + rng.small(9),
+        epoch: 1 + rng.small(9),
+        placed: rng.time(),
+        up: rng.chance().then(|| rng.time()),
+        workers,
+        stepped: rng.chance(),
+        repeating: rng.chance(),
+    }
+}
+
+fn random_node(rng: &mut Rng, id: NodeId) -> Node {
+    let conditions = [NodeCondition::Ready, NodeCondition::Cordoned, NodeCondition::Gone];
+    Node {
+        id,
+        name: format!("n{}", id.0),
+        pool: rng.text(),
+        gpu_type: "H100".into(),
+        gpus: Slots(rng.number()),
+        held: Slots(rng.number()),
+        unhealthy: Slots(rng.number()),
+        condition: conditions[usize::try_from(rng.below(3)).unwrap_or(0)],
+    }
+}
+
+fn random_queue(rng: &mut Rng) -> Queue {
+    let states = [QueueState::Open, QueueState::Held, QueueState::Draining];
+    Queue {
+        name: format!("q{}", rng.below(3)),
+        parent: rng.chance().then(|| rng.text()),
+        state: states[usize::try_from(rng.below(3)).unwrap_or(0)],
+    }
+}
+
+fn random_state(rng: &mut Rng) -> GpuState {
+    GpuState::ALL[usize::try_from(rng.below(15)).unwrap_or(0)]
+}
+
+fn random_owner(rng: &mut Rng) -> Option<Owner> {
+    rng.chance().then(|| Owner { job: JobId(1 + rng.below(9)), attempt: 1 })
+}
+
+fn random_open(rng: &mut Rng) -> Open {
+    Open { slots: Slots(rng.number()), state: random_state(rng), owner: random_owner(rng), from: rng.time() }
+}
+
+fn random_entry(rng: &mut Rng) -> Entry {
+    let from = rng.time();
+    let gpus: GpuSet = (1..4).map(|n| (NodeId(n), Slots(rng.number()))).collect();
+    Entry { gpus, state: random_state(rng), owner: random_owner(rng), from, to: from + Span(1 + rng.time().0) }
+}
+
+fn random_moment(rng: &mut Rng, job: JobId) -> Moment {
+    let kind = match rng.below(5) {
+        0 => MomentKind::Submitted { by: rng.text() },
+        1 => MomentKind::Failed { failure: random_failure(rng) },
+        2 => MomentKind::Facts { values: BTreeMap::from([(rng.text(), rng.text())]) },
+        3 => MomentKind::QueuedAgain { not_before: Some(rng.time()) },
+        _ => MomentKind::TimeLimitReached,
+    };
+    Moment { job, at: rng.time(), attempt: rng.small(4), kind }
+}

@@ -1,0 +1,444 @@
+use super::*;
+use crate::contract::{Harness, Rng, World, assert_same, check};
+use aviflow_core::gpus::{GpuSet, Slots};
+use aviflow_core::ledger::{Entry, GpuState, Ledger, Owner, Posting};
+use aviflow_core::lifecycle::Moment;
+use aviflow_core::model::{Job, JobId, Node, NodeCondition, NodeId, Phase, Term};
+use aviflow_core::time::Time;
+use aviflow_engine::ports::JobRecord;
+use proptest::prelude::*;
+use std::os::unix::fs::PermissionsExt;
+use tempfile::TempDir;
+
+struct Sqlite {
+    folder: TempDir,
+    store: Option<SqliteStore>,
+}
+
+impl Sqlite {
+    fn new() -> Sqlite {
+        let folder = TempDir::new().unwrap();
+        let store = Some(SqliteStore::open(folder.path()).unwrap());
+        Sqlite { folder, store }
+    }
+}
+
+impl Harness for Sqlite {
+    fn store(&mut self) -> &mut dyn Store {
+        self.store.as_mut().unwrap()
+    }
+    fn reopen(&mut self) {
+        self.store = None;
+        self.store = Some(SqliteStore::open(self.folder.path()).unwrap());
+    }
+    fn rival(&self) -> Box<dyn Store> {
+        Box::new(SqliteStore::open_unlocked(self.folder.path()).unwrap())
+    }
+    fn starve(&mut self, on: bool) {
+        let conn = &self.store.as_ref().unwrap().conn;
+        let pages: i64 = conn.pragma_query_value(None, "page_count", |r| r.get(0)).unwrap();
+        let bound = if on { pages + 20 } else { i64::from(u32::MAX - 1) };
+        // The pragma answers with the bound that now holds.
+        conn.query_row(&format!("PRAGMA max_page_count = {bound}"), [], |_| Ok(())).unwrap();
+    }
+    fn job(&self, id: JobId) -> Option<(Job, JobRecord, Option<Time>)> {
+        let (kept, record) = self.store.as_ref().unwrap().reader().unwrap().job(id).unwrap()?;
+        Some((kept.job, record, kept.ended))
+    }
+    fn moments(&self, id: JobId) -> Vec<Moment> {
+        let rows = self.store.as_ref().unwrap().reader().unwrap().moments(id, 0, u32::MAX).unwrap();
+        rows.into_iter().map(|r| r.moment).collect()
+    }
+}
+
+#[test]
+fn the_store_on_sqlite_keeps_the_contract() {
+    check(|| Box::new(Sqlite::new()));
+}
+
+/// A store with random content, its world, and its folder.
+fn filled(batches: u64) -> (TempDir, SqliteStore, World) {
+    let folder = TempDir::new().unwrap();
+    let mut store = SqliteStore::open(folder.path()).unwrap();
+    let mut world = World::new(store.acquire().unwrap());
+    for seed in 0..batches {
+        store.commit(&world.batch(&mut Rng(seed))).unwrap();
+    }
+    (folder, store, world)
+}
+
+#[test]
+fn a_folder_has_one_holder_and_says_who() {
+    let (folder, store, _) = filled(1);
+    let e = SqliteStore::open(folder.path()).unwrap_err().to_string();
+    assert!(e.contains(&format!("process {} holds the store", std::process::id())), "{e}");
+    drop(store);
+    SqliteStore::open(folder.path()).unwrap();
+}
+
+#[test]
+fn the_files_are_the_owners_alone() {
+    let (folder, _store, _) = filled(1);
+    for name in ["store.db", "store.db-wal", "store.db-shm", "store.lock"] {
+        let mode = std::fs::metadata(folder.path().join(name)).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "{name}");
+    }
+}
+
+#[test]
+fn an_older_program_refuses_a_newer_store() {
+    let (folder, store, _) = filled(1);
+    store.conn.pragma_update(None, "user_version", 99).unwrap();
+    drop(store);
+    let newer = StoreError::Newer { found: 99, known: 1 };
+    assert_eq!(SqliteStore::open(folder.path()).unwrap_err(), newer);
+    assert_eq!(Reader::open(folder.path()).unwrap_err(), newer);
+}
+
+#[test]
+fn a_file_that_is_no_store_is_named_with_the_way_out() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join(FILE);
+    std::fs::write(&path, "this is text, and long enough to be read as a header of a database file".repeat(99))
+        .unwrap();
+    let e = SqliteStore::open(folder.path()).unwrap_err().to_string();
+    assert!(e.contains("store.db") && e.contains("restore a backup"), "{e}");
+    std::fs::remove_file(&path).unwrap();
+    Connection::open(&path).unwrap().execute_batch("CREATE TABLE mine (x)").unwrap();
+    let e = SqliteStore::open(folder.path()).unwrap_err().to_string();
+    assert!(e.contains("something else"), "{e}");
+}
+
+#[test]
+fn a_damaged_store_is_said_to_be_damaged() {
+    let (folder, store, _) = filled(30);
+    drop(store);
+    let path = folder.path().join(FILE);
+    let mut bytes = std::fs::read(&path).unwrap();
+    // Everything after the schema's page.
+    bytes[4096..].fill(0x5a);
+    std::fs::write(&path, bytes).unwrap();
+    let e = SqliteStore::open(folder.path()).unwrap().acquire().unwrap_err().to_string();
+    assert!(e.contains("restore a backup"), "{e}");
+}
+
+#[test]
+fn lists_are_filtered_and_paged_newest_first() {
+    let (_folder, store, world) = filled(60);
+    let reader = store.reader().unwrap();
+    let every = Filter { limit: 10_000, ..Filter::default() };
+    let list = |f: Filter| reader.jobs(&f).unwrap().into_iter().map(|k| k.job.id).collect::<Vec<_>>();
+    let expected = |keep: &dyn Fn(&Job, bool) -> bool| {
+        let jobs = world.all.values().rev();
+        jobs.filter(|(j, _, ended)| keep(j, ended.is_some())).map(|(j, _, _)| j.id).collect::<Vec<_>>()
+    };
+    assert_eq!(list(every.clone()), expected(&|_, _| true));
+    assert_eq!(list(Filter { which: Which::Live, ..every.clone() }), expected(&|_, ended| !ended));
+    assert_eq!(list(Filter { which: Which::Ended, ..every.clone() }), expected(&|_, ended| ended));
+    assert_eq!(list(Filter { user: Some("ada".into()), ..every.clone() }), expected(&|j, _| j.user == "ada"));
+    assert_eq!(
+        list(Filter { queue: Some("main".into()), phases: vec!["Queued".into(), "Failed".into()], ..every.clone() }),
+        expected(&|j, _| j.request.queue == "main" && matches!(j.phase, Phase::Queued | Phase::Failed(_)))
+    );
+    assert_eq!(
+        list(Filter { name_prefix: Some("train-1".into()), ..every.clone() }),
+        expected(&|j, _| j.key.name.starts_with("train-1"))
+    );
+    assert_eq!(list(Filter { name_prefix: Some("train_".into()), ..every.clone() }), []);
+    let mut paged = Vec::new();
+    let mut page = Filter { limit: 7, ..Filter::default() };
+    loop {
+        let ids = list(page.clone());
+        let Some(last) = ids.last() else { break };
+        page.after = Some(*last);
+        paged.extend(ids);
+    }
+    assert_eq!(paged, expected(&|_, _| true));
+    let phases = reader.phases().unwrap();
+    assert_eq!(phases.values().sum::<u64>(), world.all.len() as u64);
+    assert_eq!(reader.objects().unwrap().len(), world.all.len() + 2);
+}
+
+#[test]
+fn a_job_is_found_by_name_and_the_latest_by_its_work() {
+    let folder = TempDir::new().unwrap();
+    let mut store = SqliteStore::open(folder.path()).unwrap();
+    let mut world = World::new(store.acquire().unwrap());
+    let mut ids = Vec::new();
+    for (name, user) in [("gpt", "ada"), ("gpt-2", "grace"), ("gpt-3", "ada"), ("gpt-xl", "ada")] {
+        let (mut job, mut batch) = world.submit(&mut Rng(1));
+        job.key.name = name.into();
+        job.user = user.into();
+        let mut record = (*batch.records[0]).clone();
+        record.key = job.key.clone();
+        record.spec.name = if name == "gpt-xl" { name } else { "gpt" }.into();
+        batch.records = vec![record.into()];
+        ids.push(job.id);
+        batch.jobs = vec![job];
+        store.commit(&batch).unwrap();
+    }
+    let reader = store.reader().unwrap();
+    let key = |name: &str| JobKey { namespace: "default".into(), name: name.into() };
+    assert_eq!(reader.find(&key("gpt-2")).unwrap(), Some(ids[1]));
+    assert_eq!(reader.find(&key("gpt-9")).unwrap(), None);
+    assert_eq!(reader.latest_of("default", "gpt", None).unwrap(), Some(ids[2]));
+    assert_eq!(reader.latest_of("default", "gpt", Some("grace")).unwrap(), Some(ids[1]));
+    assert_eq!(reader.latest_of("default", "gpt-2", None).unwrap(), None);
+    assert_eq!(reader.latest_of("other", "gpt", None).unwrap(), None);
+}
+
+#[test]
+fn moments_are_followed_from_a_row() {
+    let (_folder, store, world) = filled(60);
+    let reader = store.reader().unwrap();
+    for id in world.all.keys() {
+        let expected: Vec<_> = world.moments.iter().filter(|m| m.job == *id).cloned().collect();
+        let mut followed = Vec::new();
+        let mut row = 0;
+        while let Some(next) = reader.moments(*id, row, 1).unwrap().pop() {
+            row = next.row;
+            followed.push(next.moment);
+        }
+        assert_eq!(followed, expected);
+    }
+}
+
+#[test]
+fn retention_takes_jobs_with_their_moments_and_leaves_the_account() {
+    let (_folder, mut store, world) = filled(60);
+    let reader = store.reader().unwrap();
+    let before = Time(world.model.clock.0 / 2);
+    let gone: Vec<JobId> =
+        world.all.iter().filter(|(_, (_, _, e))| e.is_some_and(|e| e < before)).map(|(id, _)| *id).collect();
+    assert!(!gone.is_empty());
+    let time: Vec<_> = gone.iter().map(|id| reader.job_time(*id).unwrap()).collect();
+    let retained = store.keeper().unwrap().retain(before, before).unwrap();
+    let mut sorted = retained.jobs.clone();
+    sorted.sort();
+    assert_eq!((sorted, retained.more), (gone.clone(), false));
+    for (id, time) in gone.iter().zip(time) {
+        assert_eq!(reader.job(*id).unwrap(), None);
+        assert_eq!(reader.moments(*id, 0, 9).unwrap(), []);
+        assert_eq!(reader.job_time(*id).unwrap(), time);
+    }
+    assert!(reader.journal(0, 1_000).unwrap().iter().all(|(_, at, _)| *at >= before));
+    assert!(retained.journal > 0);
+    // What is live is untouched, and numbers go on.
+    let mut again = World::new(store.acquire().unwrap());
+    assert_eq!(again.model.snapshot, world.model.snapshot);
+    assert_eq!(again.submit(&mut Rng(1)).0.id.0, world.model.last_job + 1);
+}
+
+#[test]
+fn the_journal_is_bounded() {
+    let folder = TempDir::new().unwrap();
+    let mut store = SqliteStore::open(folder.path()).unwrap().with_journal_rows(10);
+    let term = store.acquire().unwrap().term;
+    for generation in 1..=20 {
+        let journal = vec![format!("first of {generation}"), format!("second of {generation}")];
+        store.commit(&Batch { term, generation, at: Time(1), journal, ..Batch::default() }).unwrap();
+    }
+    let rows = store.reader().unwrap().journal(0, 100).unwrap();
+    assert_eq!(rows.len(), 10);
+    assert_eq!((rows[0].0, rows[9].2.as_str()), (16, "second of 20"));
+}
+
+#[test]
+fn a_backup_is_a_store_and_comes_back() {
+    let (folder, mut store, mut world) = filled(20);
+    let backup = folder.path().join("backup.db");
+    let saved = world.clone();
+    store.backup(&backup).unwrap();
+    assert_eq!(std::fs::metadata(&backup).unwrap().permissions().mode() & 0o777, 0o600);
+    let e = store.backup(&backup).unwrap_err().to_string();
+    assert!(e.contains("exists"), "{e}");
+    store.acquire().unwrap();
+    world.model.term.0 = 2;
+    store.commit(&world.batch(&mut Rng(1000))).unwrap();
+    let e = restore(&backup, folder.path()).unwrap_err().to_string();
+    assert!(e.contains("holds the store"), "{e}");
+    drop(store);
+    restore(&backup, folder.path()).unwrap();
+    // The state is the backup's, the numbers go on from what was replaced.
+    let loaded = SqliteStore::open(folder.path()).unwrap().acquire().unwrap();
+    let mut expected = saved.model.clone();
+    (expected.term, expected.last_job, expected.last_node) = (Term(3), world.model.last_job, world.model.last_node);
+    assert_same(&loaded, &expected);
+    // And what was replaced is whole beside it.
+    let other = TempDir::new().unwrap();
+    std::fs::rename(folder.path().join("store.db.replaced"), other.path().join(FILE)).unwrap();
+    world.model.term.0 = 3;
+    assert_same(&SqliteStore::open(other.path()).unwrap().acquire().unwrap(), &world.model);
+}
+
+#[test]
+fn a_backup_into_an_empty_folder_leaves_a_gap_in_the_numbers() {
+    let (folder, store, world) = filled(5);
+    let backup = folder.path().join("backup.db");
+    store.backup(&backup).unwrap();
+    let other = TempDir::new().unwrap();
+    restore(&backup, other.path()).unwrap();
+    let loaded = SqliteStore::open(other.path()).unwrap().acquire().unwrap();
+    assert_eq!(loaded.snapshot, world.model.snapshot);
+    assert!(loaded.last_job >= world.model.last_job + 1_000_000 && loaded.term > Term(1_000_000));
+}
+
+#[test]
+fn what_is_no_backup_is_refused_and_replaces_nothing() {
+    let (folder, store, world) = filled(5);
+    let backup = folder.path().join("backup.db");
+    store.backup(&backup).unwrap();
+    drop(store);
+    let refused = |bytes: &[u8], why: &str| {
+        let bad = folder.path().join("bad.db");
+        std::fs::write(&bad, bytes).unwrap();
+        let e = restore(&bad, folder.path()).unwrap_err().to_string();
+        assert!(e.contains(why), "{e}");
+    };
+    let mut damaged = std::fs::read(&backup).unwrap();
+    refused(b"", "no backup");
+    refused(&b"text".repeat(999), "restore a backup");
+    refused(&damaged[..damaged.len() / 2], "damaged");
+    damaged[8192..].fill(1);
+    refused(&damaged, "damaged");
+    let missing = restore(&folder.path().join("none.db"), folder.path()).unwrap_err().to_string();
+    assert!(missing.contains("none.db"), "{missing}");
+    let mut model = world.model;
+    model.term.0 = 2;
+    assert_same(&SqliteStore::open(folder.path()).unwrap().acquire().unwrap(), &model);
+}
+
+#[test]
+fn readers_see_commits_while_the_writer_goes_on() {
+    let folder = TempDir::new().unwrap();
+    let mut store = SqliteStore::open(folder.path()).unwrap();
+    let reader = store.reader().unwrap();
+    let mut world = World::new(store.acquire().unwrap());
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..2)
+            .map(|_| {
+                let reader = reader.clone();
+                scope.spawn(move || {
+                    let mut seen = 0;
+                    loop {
+                        let last = reader.journal(200, 1).unwrap().len() == 1;
+                        let jobs = reader.jobs(&Filter { limit: 10_000, ..Filter::default() }).unwrap();
+                        assert!(jobs.len() >= seen, "jobs that were seen are gone");
+                        seen = jobs.len();
+                        if last {
+                            return seen;
+                        }
+                    }
+                })
+            })
+            .collect();
+        for seed in 0..200 {
+            let mut batch = world.batch(&mut Rng(seed));
+            batch.journal = vec!["turn".into()];
+            store.commit(&batch).unwrap();
+        }
+        for thread in threads {
+            assert_eq!(thread.join().unwrap(), world.all.len());
+        }
+    });
+}
+
+fn node(id: u32) -> Node {
+    Node {
+        id: NodeId(id),
+        name: format!("n{id}"),
+        pool: "p".into(),
+        gpu_type: "H100".into(),
+        gpus: Slots::first(8),
+        held: Slots::NONE,
+        unhealthy: Slots::NONE,
+        condition: NodeCondition::Ready,
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_report_sums_to_the_capacity(
+        posts in prop::collection::vec((1u32..4, 0u64..256, 0usize..15, 0i64..10_000, 0u64..4), 0..40),
+        per_batch in 1usize..6,
+        (from, length) in (-100i64..12_000, 0i64..12_000),
+    ) {
+        let folder = TempDir::new().unwrap();
+        let mut store = SqliteStore::open(folder.path()).unwrap();
+        let mut world = World::new(store.acquire().unwrap());
+        for _ in 0..3 {
+            let (_, batch) = world.submit(&mut Rng(world.model.last_job));
+            store.commit(&batch).unwrap();
+        }
+        let mut ledger = Ledger::default();
+        // Node 3 joins later than the others.
+        let began = [0, 0, 700];
+        let mut batch = Batch { term: Term(1), generation: 4, at: Time(700), ..Batch::default() };
+        for id in 1..4u32 {
+            batch.nodes.push(node(id));
+            ledger.open_node(&node(id), Time(began[id as usize - 1]));
+            batch.open.push((NodeId(id), ledger.node(NodeId(id)).to_vec()));
+        }
+        store.commit(&batch).unwrap();
+        let mut entries: Vec<Entry> = Vec::new();
+        for (generation, posts) in (5..).zip(posts.chunks(per_batch)) {
+            let mut batch = Batch { term: Term(1), generation, at: Time(10_000), ..Batch::default() };
+            for (id, mask, state, at, job) in posts {
+                let owner = (*job > 0).then_some(Owner { job: JobId(*job), attempt: 1 });
+                let gpus = GpuSet::of(NodeId(*id), Slots(*mask));
+                batch.entries.extend(ledger.post(&Posting { gpus, state: GpuState::ALL[*state], owner, at: Time(*at) }));
+            }
+            batch.open = (1..4).map(|id| (NodeId(id), ledger.node(NodeId(id)).to_vec())).collect();
+            entries.extend(batch.entries.clone());
+            store.commit(&batch).unwrap();
+        }
+        let (from, to, now) = (Time(from), Time(from + length), Time(11_000));
+        let end = to.0.min(now.0).max(from.0);
+        let capacity: i128 = began.iter().map(|b| i128::from(8 * (end - from.0.max(*b)).max(0))).sum();
+        let reader = store.reader().unwrap();
+        for by in [By::User, By::Queue, By::Job, By::State, By::Node] {
+            let usage = reader.usage(from, to, now, by).unwrap();
+            prop_assert_eq!(usage.capacity, capacity);
+            prop_assert_eq!(usage.rows.iter().map(UsageRow::total).sum::<i128>(), capacity);
+        }
+        let users = reader.usage(from, to, now, By::User).unwrap();
+        prop_assert!(users.rows.iter().all(|r| r.key.is_none() || world.all.values().any(|(j, _, _)| Some(&j.user) == r.key.as_ref())));
+        for job in 1..4 {
+            let expected: i128 = entries.iter().filter(|e| e.owner.is_some_and(|o| o.job == JobId(job))).map(Entry::gpu_ms).sum();
+            prop_assert_eq!(reader.job_time(JobId(job)).unwrap().values().sum::<i128>(), expected);
+            prop_assert_eq!(reader.entries(JobId(job)).unwrap().iter().map(Entry::gpu_ms).sum::<i128>(), expected);
+        }
+    }
+}
+
+#[test]
+#[ignore = "prints what a commit and a load cost; for people"]
+fn cost() {
+    let (folder, mut store, mut world) = filled(0);
+    let mut batch = Batch { term: Term(1), generation: 1, at: Time(1), ..Batch::default() };
+    for i in 0..10_000 {
+        let (job, one) = world.submit(&mut Rng(i));
+        batch.jobs.push(job);
+        batch.records.extend(one.records);
+    }
+    let start = std::time::Instant::now();
+    store.commit(&batch).unwrap();
+    eprintln!("one commit of 10,000 new jobs: {:?}", start.elapsed());
+    let start = std::time::Instant::now();
+    for generation in 2..1002 {
+        let job = world.all[&JobId(generation)].0.clone();
+        let batch = Batch { term: Term(1), generation, at: Time(1), jobs: vec![job], ..Batch::default() };
+        store.commit(&batch).unwrap();
+    }
+    eprintln!("a commit of one job, of 1,000: {:?}", start.elapsed() / 1000);
+    drop(store);
+    let start = std::time::Instant::now();
+    let loaded = SqliteStore::open(folder.path()).unwrap().acquire().unwrap();
+    eprintln!("open and load of {} jobs: {:?}", loaded.snapshot.jobs.len(), start.elapsed());
+    let reader = Reader::open(folder.path()).unwrap();
+    let start = std::time::Instant::now();
+    let n = reader.jobs(&Filter::default()).unwrap().len();
+    eprintln!("a list of {n} jobs: {:?}", start.elapsed());
+}

@@ -1,0 +1,192 @@
+//! Writing a batch.
+
+use super::convert::{int, to_json, uint};
+use super::schema::{failed, sql};
+use aviflow_core::ledger::{Entry, Open};
+use aviflow_core::model::{Job, JobId, NodeId, Term};
+use aviflow_core::time::Time;
+use aviflow_engine::ports::{Batch, JobRecord, StoreError};
+use rusqlite::{Connection, OptionalExtension};
+use std::collections::BTreeMap;
+
+pub(super) fn check_term(conn: &Connection, ours: Term) -> Result<(), StoreError> {
+    let held: i64 = query_one(conn, "SELECT term FROM meta")?;
+    if uint(held) == ours.0 { Ok(()) } else { Err(StoreError::Fenced { ours: ours.0, held: uint(held) }) }
+}
+
+fn query_one(conn: &Connection, text: &str) -> Result<i64, StoreError> {
+    conn.prepare_cached(text).and_then(|mut q| q.query_row([], |r| r.get(0))).map_err(sql)
+}
+
+pub(super) fn execute(conn: &Connection, text: &str, params: impl rusqlite::Params) -> Result<usize, StoreError> {
+    conn.prepare_cached(text).and_then(|mut s| s.execute(params)).map_err(sql)
+}
+
+/// Writes a batch within the caller's transaction.
+pub(super) fn batch(conn: &Connection, batch: &Batch, journal_rows: u64) -> Result<(), StoreError> {
+    let last = uint(query_one(conn, "SELECT generation FROM meta")?);
+    if batch.generation != last + 1 {
+        return Err(failed(format!(
+            "commit {} does not follow commit {last}; start the control plane again so that it reads the store",
+            batch.generation
+        )));
+    }
+    jobs(conn, batch)?;
+    for node in &batch.nodes {
+        let text = "INSERT INTO nodes (id, name, node) VALUES (?1, ?2, ?3)
+                    ON CONFLICT (id) DO UPDATE SET name = ?2, node = ?3";
+        execute(conn, text, (node.id.0, &node.name, to_json(node)?))?;
+    }
+    for queue in &batch.queues {
+        let text = "INSERT INTO queues (name, queue) VALUES (?1, ?2) ON CONFLICT (name) DO UPDATE SET queue = ?2";
+        execute(conn, text, (&queue.name, to_json(queue)?))?;
+    }
+    for (hash, state) in &batch.environments {
+        match state {
+            Some(state) => {
+                let text = "INSERT INTO environments (hash, state) VALUES (?1, ?2)
+                            ON CONFLICT (hash) DO UPDATE SET state = ?2";
+                execute(conn, text, (&hash.0, to_json(state)?))?;
+            }
+            None => {
+                execute(conn, "DELETE FROM environments WHERE hash = ?1", [&hash.0])?;
+            }
+        }
+    }
+    entries(conn, &batch.entries)?;
+    for (node, open) in &batch.open {
+        account(conn, *node, open, &batch.entries, batch.at)?;
+    }
+    for moment in &batch.moments {
+        let text = "INSERT INTO moments (job, at, attempt, kind) VALUES (?1, ?2, ?3, ?4)";
+        execute(conn, text, (int(moment.job.0), moment.at.0, moment.attempt, to_json(&moment.kind)?))?;
+    }
+    journal(conn, batch, journal_rows)?;
+    meta(conn, batch)
+}
+
+fn jobs(conn: &Connection, batch: &Batch) -> Result<(), StoreError> {
+    let mut records: BTreeMap<JobId, &JobRecord> = batch.records.iter().map(|r| (r.id, r.as_ref())).collect();
+    for job in &batch.jobs {
+        let ended = job.phase.is_terminal().then_some(batch.at.0);
+        match records.remove(&job.id) {
+            Some(record) => insert(conn, job, record, ended)?,
+            None => update(conn, job, ended)?,
+        }
+    }
+    match records.keys().next() {
+        Some(id) => Err(failed(format!("job {} came with a document and no state", id.0))),
+        None => Ok(()),
+    }
+}
+
+fn insert(conn: &Connection, job: &Job, record: &JobRecord, ended: Option<i64>) -> Result<(), StoreError> {
+    let text = "INSERT INTO jobs (id, namespace, name, work, user, queue, phase, submitted, ended, job, record)
+                VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)";
+    let row = (
+        int(job.id.0),
+        &job.key.namespace,
+        &job.key.name,
+        &record.spec.name,
+        &job.user,
+        &job.request.queue,
+        job.phase.name(),
+        job.submitted.0,
+        ended,
+        to_json(job)?,
+        to_json(record)?,
+    );
+    execute(conn, text, row).map(|_| ())
+}
+
+/// A job ends once: the first end stays.
+fn update(conn: &Connection, job: &Job, ended: Option<i64>) -> Result<(), StoreError> {
+    let text = "UPDATE jobs SET queue = ?2, phase = ?3, ended = coalesce(ended, ?4), job = ?5 WHERE id = ?1";
+    let row = (int(job.id.0), &job.request.queue, job.phase.name(), ended, to_json(job)?);
+    match execute(conn, text, row)? {
+        1 => Ok(()),
+        _ => Err(failed(format!("job {} changed and its document was never stored", job.id.0))),
+    }
+}
+
+/// Whose an entry is, as the job's row says in this transaction.
+type Whose = Option<(String, String, String)>;
+
+fn entries(conn: &Connection, entries: &[Entry]) -> Result<(), StoreError> {
+    let mut known: BTreeMap<JobId, Whose> = BTreeMap::new();
+    for entry in entries {
+        let whose = match entry.owner {
+            None => None,
+            Some(owner) => match known.get(&owner.job) {
+                Some(whose) => whose.clone(),
+                None => {
+                    let whose = whose(conn, owner.job)?;
+                    known.insert(owner.job, whose.clone());
+                    whose
+                }
+            },
+        };
+        let (name, user, queue) = whose.map_or((None, None, None), |(n, u, q)| (Some(n), Some(u), Some(q)));
+        let text = "INSERT INTO ledger (job, name, attempt, user, queue, state, from_ms, to_ms, gpus, slots)
+                    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)";
+        let row = (
+            entry.owner.map(|o| int(o.job.0)),
+            name,
+            entry.owner.map(|o| o.attempt),
+            user,
+            queue,
+            entry.state.name(),
+            entry.from.0,
+            entry.to.0,
+            entry.gpus.count(),
+            to_json(&entry.gpus)?,
+        );
+        execute(conn, text, row)?;
+    }
+    Ok(())
+}
+
+fn whose(conn: &Connection, job: JobId) -> Result<Whose, StoreError> {
+    conn.prepare_cached("SELECT namespace || '/' || name, user, queue FROM jobs WHERE id = ?1")
+        .and_then(|mut q| q.query_row([int(job.0)], |r| Ok((r.get(0)?, r.get(1)?, r.get(2)?))).optional())
+        .map_err(sql)
+}
+
+/// Writes the open intervals of a node. Its account begins with the first of
+/// them, or with an entry of the same batch that is older still.
+fn account(conn: &Connection, node: NodeId, open: &[Open], entries: &[Entry], at: Time) -> Result<(), StoreError> {
+    let json = to_json(&open)?;
+    let text = "UPDATE accounts SET intervals = ?2 WHERE node = ?1";
+    if execute(conn, text, (node.0, &json))? == 1 {
+        return Ok(());
+    }
+    let closed = entries.iter().filter(|e| !e.gpus.on(node).is_empty()).map(|e| e.from);
+    let began = open.iter().map(|o| o.from).chain(closed).min().unwrap_or(at);
+    let text = "INSERT INTO accounts (node, began, intervals) VALUES (?1, ?2, ?3)";
+    execute(conn, text, (node.0, began.0, json)).map(|_| ())
+}
+
+/// Row numbers only grow, so the bound is one range at the low end.
+fn journal(conn: &Connection, batch: &Batch, keep: u64) -> Result<(), StoreError> {
+    if batch.journal.is_empty() {
+        return Ok(());
+    }
+    for text in &batch.journal {
+        let insert = "INSERT INTO journal (generation, at, text) VALUES (?1, ?2, ?3)";
+        execute(conn, insert, (int(batch.generation), batch.at.0, text))?;
+    }
+    let bound = conn.last_insert_rowid().saturating_sub(int(keep));
+    execute(conn, "DELETE FROM journal WHERE id <= ?1", [bound]).map(|_| ())
+}
+
+fn meta(conn: &Connection, batch: &Batch) -> Result<(), StoreError> {
+    let last_job = batch.jobs.iter().map(|j| j.id.0).max().unwrap_or(0);
+    let last_node = batch.nodes.iter().map(|n| n.id.0).max().unwrap_or(0);
+    let text = "UPDATE meta SET generation = ?1, clock = max(clock, ?2),
+                last_job = max(last_job, ?3), last_node = max(last_node, ?4)";
+    execute(conn, text, (int(batch.generation), batch.at.0, int(last_job), last_node))?;
+    if let Some(paused) = &batch.paused {
+        execute(conn, "UPDATE meta SET paused = ?1", [paused])?;
+    }
+    Ok(())
+}

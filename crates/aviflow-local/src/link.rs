@@ -1,0 +1,545 @@
+//! The agents' connections.
+//!
+//! A connection begins with a `Hello` whose token must be the one written for
+//! that worker; it is answered once it is clear whether the worker is known.
+//! Events are handed on and acknowledged up to the first that is not durable.
+//! Log goes to the keeper of logs by a task of its own, so that a full disk
+//! holds up no event.
+
+use crate::cluster::{Durable, Shared, Worker, rank_ends};
+use crate::unix_ms;
+use aviflow_agent::protocol::{self, Event, ExecOutput, FromAgent, MAX_LINE, PROTOCOL, ToAgent, wire};
+use aviflow_core::lifecycle::WorkerEvent;
+use aviflow_core::model::{Address, JobId};
+use aviflow_core::time::{Span, Time};
+use aviflow_engine::telemetry::{Point, StreamKey};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+/// The time that a connection has to say who it is.
+const HELLO_LIMIT: Duration = Duration::from_secs(10);
+
+/// The time that the last messages of a closing connection have.
+const FLUSH_LIMIT: Duration = Duration::from_secs(5);
+
+/// The pause after the log could not be written.
+const LOG_PAUSE: Duration = Duration::from_secs(1);
+
+/// Pieces of log that wait for the disk.
+const LOG_QUEUE: usize = 32;
+
+/// Bytes of a command's output that wait for their reader.
+const EXEC_QUEUE: usize = 64 << 20;
+
+/// Messages to an agent, in order.
+pub(crate) type Sender = mpsc::UnboundedSender<ToAgent>;
+
+/// An agent that is connected. Dropping it closes the connection.
+pub(crate) struct Link {
+    id: u64,
+    sender: Sender,
+    pub(crate) pid: u32,
+    pub(crate) since: SystemTime,
+    pub(crate) execs: Arc<Execs>,
+    _open: oneshot::Sender<()>,
+}
+
+impl Link {
+    pub(crate) fn send(&self, message: ToAgent) {
+        // A connection that just ended will come again, and get what counts then.
+        let _ = self.sender.send(message);
+    }
+}
+
+/// Accepts connections until the task is aborted, which ends them too.
+pub(crate) async fn listen(shared: Arc<Shared>, listener: UnixListener) {
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => {
+                    connections.spawn(serve(shared.clone(), stream));
+                }
+                // Too many open files, for example: those that wait stay in the queue.
+                Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
+            },
+            Some(_) = connections.join_next() => {}
+        }
+    }
+}
+
+async fn serve(shared: Arc<Shared>, stream: UnixStream) {
+    let (read, write) = stream.into_split();
+    let mut lines = Lines { reader: BufReader::with_capacity(64 << 10, read), line: Vec::new() };
+    let Ok(Ok(Some(hello))) = timeout(HELLO_LIMIT, lines.next()).await else { return };
+    let (sender, receiver) = mpsc::unbounded_channel();
+    let mut writer = tokio::spawn(write_all(write, receiver));
+    if let Some(hello) = Hello::of(hello) {
+        match admit(&shared, &hello, &sender).await {
+            Ok(Admitted { id, closed, execs, .. }) => {
+                converse(&shared, hello.key, &mut lines, sender, closed, &execs).await;
+                leave(&shared, hello.key, id);
+                execs.end();
+            }
+            Err(Refusal::Unknown(reason)) => {
+                let _ = sender.send(ToAgent::Unknown { reason });
+                drop(sender);
+            }
+            // Whoever has no valid token is told nothing.
+            Err(Refusal::Impostor) => drop(sender),
+        }
+    } else {
+        drop(sender);
+    }
+    if timeout(FLUSH_LIMIT, &mut writer).await.is_err() {
+        writer.abort();
+    }
+}
+
+struct Hello {
+    key: StreamKey,
+    token: String,
+    pid: u32,
+    address: Address,
+}
+
+impl Hello {
+    fn of(message: FromAgent) -> Option<Hello> {
+        match message {
+            FromAgent::Hello { protocol, job_id, attempt, worker, token, pid, host, port, .. }
+                if protocol + 2 >= PROTOCOL =>
+            {
+                let key = StreamKey { job: JobId(job_id), attempt, worker };
+                Some(Hello { key, token, pid, address: Address { host, port } })
+            }
+            _ => None,
+        }
+    }
+}
+
+enum Refusal {
+    Unknown(String),
+    Impostor,
+}
+
+/// Welcomes an agent as soon as it is clear whether its attempt lives.
+async fn admit(shared: &Arc<Shared>, hello: &Hello, sender: &Sender) -> Result<Admitted, Refusal> {
+    let mut changes = shared.changed.subscribe();
+    loop {
+        changes.mark_unchanged();
+        if let Some(answer) = try_admit(shared, hello, sender) {
+            let admitted = answer?;
+            if admitted.ready {
+                shared.report_ready(hello.key, hello.address.clone());
+            }
+            return Ok(admitted);
+        }
+        if changes.changed().await.is_err() {
+            return Err(Refusal::Impostor);
+        }
+    }
+}
+
+struct Admitted {
+    id: u64,
+    /// Resolves once the connection was replaced or is not wanted any more.
+    closed: oneshot::Receiver<()>,
+    execs: Arc<Execs>,
+    /// Whether it waits for the word to start.
+    ready: bool,
+}
+
+fn try_admit(shared: &Arc<Shared>, hello: &Hello, sender: &Sender) -> Option<Result<Admitted, Refusal>> {
+    let key = hello.key;
+    let ended = aviflow_agent::read_ended(&shared.worker_folder(key));
+    // Outside of the lock, as it may read a file.
+    let log_have = shared.telemetry.log_have(key);
+    let mut state = shared.lock();
+    let term = state.term.0;
+    let awaited = state.awaited.as_ref()?.contains(&(key.job, key.attempt));
+    state.connections += 1;
+    let id = state.connections;
+    let Some(worker) = state.workers.get_mut(&key) else {
+        return (!awaited).then(|| Err(Refusal::Unknown("its attempt is over or belongs to another store".to_owned())));
+    };
+    let token = worker.token.as_ref()?;
+    if !same(token, &hello.token) {
+        return Some(Err(Refusal::Impostor));
+    }
+    if worker.stray && ended.is_none() {
+        return Some(Err(Refusal::Unknown("its attempt is over".to_owned())));
+    }
+    worker.log_have = log_have;
+    worker.log_end = ended.as_ref().map(|e| e.log_end);
+    let _ = sender.send(ToAgent::Welcome { term, log_have });
+    let (open, closed) = oneshot::channel();
+    let execs = Arc::<Execs>::default();
+    worker.link = Some(Link {
+        id,
+        sender: sender.clone(),
+        pid: hello.pid,
+        since: SystemTime::now(),
+        execs: execs.clone(),
+        _open: open,
+    });
+    for word in [&worker.stop, &worker.start].into_iter().flatten().take(1) {
+        worker.send(word.clone());
+    }
+    worker.release();
+    Some(Ok(Admitted { id, closed, execs, ready: ended.is_none() }))
+}
+
+/// Compares in a time that does not depend on where the texts differ.
+fn same(a: &str, b: &str) -> bool {
+    a.len() == b.len() && a.bytes().zip(b.bytes()).fold(0, |differ, (a, b)| differ | (a ^ b)) == 0
+}
+
+/// Forgets a connection, unless a newer one has taken its place.
+fn leave(shared: &Shared, key: StreamKey, id: u64) {
+    shared.with(key, |worker| {
+        if worker.link.as_ref().is_some_and(|link| link.id == id) {
+            worker.link = None;
+        }
+    });
+}
+
+/// Messages, one a line.
+struct Lines {
+    reader: BufReader<OwnedReadHalf>,
+    line: Vec<u8>,
+}
+
+impl Lines {
+    /// The next message; `None` at the end.
+    async fn next(&mut self) -> io::Result<Option<FromAgent>> {
+        self.line.clear();
+        let limit = MAX_LINE as u64 + 1;
+        if (&mut self.reader).take(limit).read_until(b'\n', &mut self.line).await? == 0 {
+            return Ok(None);
+        }
+        let invalid = |e: String| io::Error::new(io::ErrorKind::InvalidData, e);
+        let line =
+            self.line.strip_suffix(b"\n").ok_or_else(|| invalid("a message that is too long or cut off".into()))?;
+        wire::parse(line).map(Some).map_err(invalid)
+    }
+}
+
+async fn write_all(mut write: OwnedWriteHalf, mut receiver: mpsc::UnboundedReceiver<ToAgent>) {
+    let mut batch = Vec::new();
+    while let Some(message) = receiver.recv().await {
+        batch.extend(wire::line(&message));
+        while let Ok(message) = receiver.try_recv() {
+            batch.extend(wire::line(&message));
+        }
+        if write.write_all(&batch).await.is_err() {
+            return;
+        }
+        batch.clear();
+    }
+    let _ = write.shutdown().await;
+}
+
+/// Hands on what the agent says until the connection ends or is replaced.
+async fn converse(
+    shared: &Arc<Shared>,
+    key: StreamKey,
+    lines: &mut Lines,
+    sender: Sender,
+    mut closed: oneshot::Receiver<()>,
+    execs: &Execs,
+) {
+    let (log, pieces) = mpsc::channel(LOG_QUEUE);
+    let dropped = Arc::new(AtomicBool::new(false));
+    let mut keeper = tokio::spawn(keep_log(shared.clone(), key, pieces, sender.clone(), dropped.clone()));
+    let acks = Arc::new(Acks::new(sender));
+    loop {
+        let message = tokio::select! {
+            message = lines.next() => message,
+            _ = &mut closed => break,
+            // The keeper ends where the stream must begin again from what is kept.
+            _ = &mut keeper => break,
+        };
+        match message {
+            Ok(Some(FromAgent::Event { seq, ago_ms, epoch, event })) => {
+                take_event(shared, key, &acks, seq, ago_ms, epoch, event);
+            }
+            Ok(Some(FromAgent::Progress { ago_ms, rank, progress, .. })) => {
+                shared.telemetry.progress(key.job, point(key.attempt, ago_ms, rank, progress));
+            }
+            Ok(Some(FromAgent::Log { offset, text })) => {
+                // A disk that stands still must hold up no event: then log is
+                // passed over, and asked for again by beginning anew.
+                if !dropped.load(Ordering::Relaxed)
+                    && log.send_timeout((offset, text), Duration::from_secs(2)).await.is_err()
+                {
+                    dropped.store(true, Ordering::Relaxed);
+                }
+            }
+            Ok(Some(FromAgent::Exec { id, output })) => {
+                if !execs.put(id, output) {
+                    acks.send(ToAgent::ExecKill { id });
+                }
+            }
+            Ok(Some(FromAgent::Pong)) => {}
+            // A second hello, or what is no message of this protocol.
+            Ok(Some(FromAgent::Hello { .. })) | Ok(None) | Err(_) => break,
+        }
+    }
+    drop(log);
+    keeper.abort();
+}
+
+fn take_event(shared: &Arc<Shared>, key: StreamKey, acks: &Arc<Acks>, seq: u64, ago_ms: u64, epoch: u32, event: Event) {
+    acks.begin(seq);
+    let ended = match &event {
+        Event::Ended { ended } => Some((ended.epoch, ended.log_end)),
+        _ => None,
+    };
+    if let Some((_, log_end)) = ended {
+        shared.with(key, |worker| {
+            worker.log_end = Some(log_end);
+            worker.release();
+        });
+    }
+    let (acks, weak) = (acks.clone(), Arc::downgrade(shared));
+    let durable: Durable = Box::new(move || {
+        if let (Some((epoch, _)), Some(shared)) = (ended, weak.upgrade()) {
+            shared.with(key, |worker: &mut Worker| worker.gone = Some(epoch));
+        }
+        acks.done(seq);
+    });
+    let ago = Span(i64::try_from(ago_ms).unwrap_or(i64::MAX));
+    shared.report_worker(key, epoch, ago, worker_event(event), Some(durable));
+}
+
+fn worker_event(event: Event) -> WorkerEvent {
+    match event {
+        Event::Up => WorkerEvent::Up,
+        Event::LaunchFailed { reason } => WorkerEvent::LaunchFailed { reason },
+        Event::RankExited { rank, code, signal, stopping, last_lines, last_step } => {
+            WorkerEvent::RankExited { rank, code, signal, stopping, last_lines, last_step }
+        }
+        Event::FirstStep { step } => WorkerEvent::FirstStep { step },
+        Event::CaughtUp { step } => WorkerEvent::CaughtUp { step },
+        Event::CheckpointBegun { step } => WorkerEvent::CheckpointBegun { step },
+        Event::CheckpointComplete { step, path } => WorkerEvent::CheckpointComplete { step, path },
+        Event::CheckpointFailed { step } => WorkerEvent::CheckpointFailed { step },
+        Event::Facts { values } => WorkerEvent::Facts { values },
+        Event::Ended { ended } => {
+            WorkerEvent::Gone { ranks: rank_ends(ended.ranks), reason: ended.reason, last_step: ended.last_step }
+        }
+    }
+}
+
+fn point(attempt: u32, ago_ms: u64, rank: u32, progress: protocol::Progress) -> Point {
+    let (mut values, mut odd) = (BTreeMap::new(), BTreeMap::new());
+    for (name, value) in progress.values {
+        match value {
+            protocol::Value::Number(n) => {
+                values.insert(name, n);
+            }
+            protocol::Value::Text(text) => {
+                odd.insert(name, text);
+            }
+        }
+    }
+    let at = Time(unix_ms()) - Span(i64::try_from(ago_ms).unwrap_or(i64::MAX));
+    let protocol::Progress { step, total_steps, tokens, .. } = progress;
+    Point { at, attempt, rank, step, total_steps, tokens, values, odd }
+}
+
+/// Keeps log and acknowledges it, for as long as nothing of it was passed over.
+async fn keep_log(
+    shared: Arc<Shared>,
+    key: StreamKey,
+    mut pieces: mpsc::Receiver<(u64, String)>,
+    sender: Sender,
+    dropped: Arc<AtomicBool>,
+) {
+    while let Some((offset, text)) = pieces.recv().await {
+        let text: Arc<str> = text.into();
+        let offset = loop {
+            let (keep, piece) = (shared.clone(), text.clone());
+            // Writing may wait for a disk, which a connection's task must not.
+            let kept = tokio::task::spawn_blocking(move || keep.telemetry.log_append(key, offset, &piece)).await;
+            match kept {
+                Ok(Ok(have)) => break have,
+                Ok(Err(_)) => tokio::time::sleep(LOG_PAUSE).await,
+                Err(_) => return,
+            }
+        };
+        let _ = sender.send(ToAgent::LogAck { offset });
+        shared.with(key, |worker| {
+            worker.log_have = worker.log_have.max(offset);
+            worker.release();
+        });
+        if dropped.load(Ordering::Relaxed) && pieces.is_empty() {
+            return;
+        }
+    }
+}
+
+/// Which events of a connection are durable. Acknowledgements name the last of
+/// those without a gap before them.
+struct Acks {
+    sender: Sender,
+    durable: Mutex<Sequence>,
+}
+
+#[derive(Default)]
+struct Sequence {
+    /// Everything before this number is durable, or was before the connection.
+    next: Option<u64>,
+    later: BTreeSet<u64>,
+}
+
+impl Sequence {
+    fn begin(&mut self, seq: u64) {
+        self.next.get_or_insert(seq);
+    }
+
+    /// The number to acknowledge, if it grew.
+    fn done(&mut self, seq: u64) -> Option<u64> {
+        let next = self.next.get_or_insert(seq);
+        let before = *next;
+        self.later.insert(seq);
+        while self.later.remove(next) {
+            *next += 1;
+        }
+        (*next > before).then(|| *next - 1)
+    }
+}
+
+impl Acks {
+    fn new(sender: Sender) -> Acks {
+        Acks { sender, durable: Mutex::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Sequence> {
+        self.durable.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn begin(&self, seq: u64) {
+        self.lock().begin(seq);
+    }
+
+    fn done(&self, seq: u64) {
+        let mut sequence = self.lock();
+        if let Some(seq) = sequence.done(seq) {
+            self.send(ToAgent::Ack { seq });
+        }
+    }
+
+    fn send(&self, message: ToAgent) {
+        let _ = self.sender.send(message);
+    }
+}
+
+/// Commands that run inside a worker, by their numbers.
+#[derive(Default)]
+pub(crate) struct Execs(Mutex<Running>);
+
+#[derive(Default)]
+struct Running {
+    last: u64,
+    ended: bool,
+    sinks: BTreeMap<u64, Sink>,
+}
+
+/// Where a command's output goes.
+pub(crate) struct Sink {
+    pub(crate) output: mpsc::UnboundedSender<ExecOutput>,
+    /// Bytes that were not read yet.
+    pub(crate) waiting: Arc<std::sync::atomic::AtomicUsize>,
+}
+
+impl Execs {
+    fn lock(&self) -> MutexGuard<'_, Running> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A number for a command; `None` if the connection has ended.
+    pub(crate) fn begin(&self, sink: Sink) -> Option<u64> {
+        let mut running = self.lock();
+        if running.ended {
+            return None;
+        }
+        running.last += 1;
+        let id = running.last;
+        running.sinks.insert(id, sink);
+        Some(id)
+    }
+
+    /// Forgets a command; whether it was still running.
+    pub(crate) fn forget(&self, id: u64) -> bool {
+        self.lock().sinks.remove(&id).is_some()
+    }
+
+    /// Hands on output; false if nobody wants it any more.
+    fn put(&self, id: u64, output: ExecOutput) -> bool {
+        let mut running = self.lock();
+        let Some(sink) = running.sinks.get(&id) else {
+            // The end of a command that was killed on behalf of its reader.
+            return matches!(output, ExecOutput::Exit(_) | ExecOutput::Failed(_));
+        };
+        let (bytes, last) = match &output {
+            ExecOutput::Stdout(text) | ExecOutput::Stderr(text) => (text.len(), false),
+            ExecOutput::Exit(_) | ExecOutput::Failed(_) => (0, true),
+        };
+        let waiting = sink.waiting.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        if waiting > EXEC_QUEUE {
+            let reason = format!("the command was ended: {} MiB of its output were not read", waiting >> 20);
+            let _ = sink.output.send(ExecOutput::Failed(reason));
+            running.sinks.remove(&id);
+            return false;
+        }
+        let wanted = sink.output.send(output).is_ok();
+        if last || !wanted {
+            running.sinks.remove(&id);
+        }
+        wanted || last
+    }
+
+    /// The connection is gone, and with it every command.
+    fn end(&self) {
+        let mut running = self.lock();
+        running.ended = true;
+        for (_, sink) in std::mem::take(&mut running.sinks) {
+            let reason = "the connection to the worker was lost; try again".to_owned();
+            let _ = sink.output.send(ExecOutput::Failed(reason));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_events_without_a_gap_before_them_are_acknowledged() {
+        let mut sequence = Sequence::default();
+        for seq in 3..=6 {
+            sequence.begin(seq);
+        }
+        assert_eq!(sequence.done(5), None);
+        assert_eq!(sequence.done(4), None);
+        assert_eq!(sequence.done(3), Some(5));
+        assert_eq!(sequence.done(3), None, "said twice");
+        assert_eq!(sequence.done(6), Some(6));
+    }
+
+    #[test]
+    fn tokens_are_compared_as_a_whole() {
+        assert!(same("abc", "abc"));
+        assert!(!same("abc", "abd") && !same("abc", "ab") && !same("", "a"));
+    }
+}

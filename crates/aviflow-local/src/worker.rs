@@ -1,0 +1,400 @@
+//! A worker's folder, its agent's process, and certainty that it is gone.
+//!
+//! One thread for each worker launches or adopts the agent, waits until the
+//! agent's lock is free, and reports the end. Agents are in a session of their
+//! own and outlive the control plane; what tells whether one lives is the lock
+//! that it inherited, never a process id.
+//!
+//! Invariants: an agent is started only in a folder where none ever was; an end
+//! is reported only after no process with the worker's mark is left; a folder is
+//! removed only after that.
+
+use crate::cluster::{Shared, Worker, rank_ends};
+use crate::spec::{self, Share};
+use crate::{code, private_folder, unix_ms};
+use aviflow_agent::protocol::{LOG_CHUNK, WorkerSpec, files};
+use aviflow_agent::spool::{Folder, Spool};
+use aviflow_agent::{Alive, read_ended};
+use aviflow_core::lifecycle::WorkerEvent;
+use aviflow_core::model::JobId;
+use aviflow_core::time::Span;
+use aviflow_engine::ports::JobRecord;
+use aviflow_engine::telemetry::StreamKey;
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, kill_process};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Weak, mpsc};
+use std::time::Duration;
+
+/// Why the worker could not be started, so that it is not tried again.
+const REFUSED: &str = "refused.txt";
+
+/// What a worker that nobody wants has to end by itself.
+const STRAY_GRACE: Duration = Duration::from_secs(5);
+
+/// What one has that ended and only ships its log.
+const ENDED_GRACE: Duration = Duration::from_secs(60);
+
+/// Starts the agent with the lock as descriptor 9.
+///
+/// The lock comes as standard input, the only way to hand a descriptor to one
+/// child and to no other that is started at the same moment. A terminal that
+/// is closed must not end agents.
+const SCRIPT: &str = r#"trap '' HUP; exec 9<&0 </dev/null; exec "$@""#;
+const LOCK_FD: &str = "9";
+
+/// What launching or adopting found.
+enum Begun {
+    /// The agent lives; the file is for waiting until it does not.
+    Alive(File, Option<Child>),
+    /// It is dead, and the lock is ours.
+    Dead(File),
+}
+
+/// Launches a worker, or adopts it if its agent lives, in a thread of its own.
+pub(crate) fn start(shared: &Arc<Shared>, key: StreamKey, record: Arc<JobRecord>, share: Share) {
+    thread(shared, key, move |shared, folder| begin(shared, key, folder, Some((&record, &share))));
+}
+
+/// Ends and removes a worker that nobody wants any more.
+pub(crate) fn leave(shared: &Arc<Shared>, key: StreamKey, on_disk_only: bool) {
+    let folder = shared.worker_folder(key);
+    let ended = folder.join(files::ENDED).exists();
+    let stray = Worker { remove: true, stray: true, ..Worker::default() };
+    let over = {
+        let mut state = shared.lock();
+        let worker = state.workers.entry(key).or_insert(stray);
+        worker.remove = true;
+        worker.stray = true;
+        let over = worker.over;
+        if over {
+            state.workers.remove(&key);
+        }
+        over
+    };
+    if over {
+        remove(shared, key);
+        return;
+    }
+    if on_disk_only {
+        thread(shared, key, move |shared, folder| begin(shared, key, folder, None));
+    }
+    let grace = if ended { ENDED_GRACE } else { STRAY_GRACE };
+    // Without a thread there is no hurry: the worker is told when it connects.
+    let _ = std::thread::Builder::new().name("stray".to_owned()).spawn(move || hurry(&folder, grace));
+}
+
+/// Removes the folder of a worker whose agent is gone, in a thread of its own.
+pub(crate) fn remove(shared: &Arc<Shared>, key: StreamKey) {
+    let shared = shared.clone();
+    let _ = std::thread::Builder::new().name("remove".to_owned()).spawn(move || clear(&shared, key));
+}
+
+/// The workers that have a folder.
+pub(crate) fn on_disk(folder: &Path) -> Vec<StreamKey> {
+    let parse = |name: &str| {
+        let mut parts = name.split('.');
+        let key = StreamKey {
+            job: JobId(parts.next()?.parse().ok()?),
+            attempt: parts.next()?.parse().ok()?,
+            worker: parts.next()?.parse().ok()?,
+        };
+        parts.next().is_none().then_some(key)
+    };
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut keys: Vec<StreamKey> = entries.filter_map(|e| parse(e.file_name().to_str()?)).collect();
+    keys.sort_unstable();
+    keys
+}
+
+/// Reads what was written for the agent.
+pub(crate) fn read_spec(folder: &Path) -> io::Result<WorkerSpec> {
+    Ok(serde_json::from_slice(&fs::read(folder.join(files::SPEC))?)?)
+}
+
+fn thread(
+    shared: &Arc<Shared>,
+    key: StreamKey,
+    begin: impl FnOnce(&Shared, &Path) -> Result<Begun, String> + Send + 'static,
+) {
+    let weak = Arc::downgrade(shared);
+    let life = move || life(&weak, key, begin);
+    let named = std::thread::Builder::new().name(format!("worker {}.{}.{}", key.job.0, key.attempt, key.worker));
+    if let Err(e) = named.spawn(life) {
+        shared.report_not_started(key, &format!("no thread for the worker: {e}; the machine has too many processes"));
+        over(shared, key);
+    }
+}
+
+fn life(weak: &Weak<Shared>, key: StreamKey, begin: impl FnOnce(&Shared, &Path) -> Result<Begun, String>) {
+    let Some(shared) = weak.upgrade() else { return };
+    let folder = shared.worker_folder(key);
+    let begun = begin(&shared, &folder);
+    let (_lock, child, watched) = match begun {
+        Ok(Begun::Dead(lock)) => (lock, None, false),
+        Ok(Begun::Alive(lock, child)) => {
+            // Whoever waits for an agent must not keep a dropped cluster.
+            drop(shared);
+            wait_for(&lock);
+            (lock, child, true)
+        }
+        Err(reason) => {
+            if !shared.with(key, |w| w.stray).unwrap_or(true) {
+                let _ = fs::write(folder.join(REFUSED), &reason);
+                shared.report_not_started(key, &reason);
+            }
+            over(&shared, key);
+            return;
+        }
+    };
+    if let Some(shared) = weak.upgrade().filter(|s| !s.cancel.is_cancelled()) {
+        finish(&shared, key, &folder, child, watched);
+    }
+}
+
+/// Adopts the worker or, given what to start, starts it.
+fn begin(shared: &Shared, key: StreamKey, folder: &Path, what: Option<(&JobRecord, &Share)>) -> Result<Begun, String> {
+    let cannot = |e: io::Error| format!("the worker's folder {} cannot be used: {e}", folder.display());
+    private_folder(folder).map_err(cannot)?;
+    let lock = open_lock(folder).map_err(cannot)?;
+    match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {}
+        Err(Errno::WOULDBLOCK) => {
+            let spec = read_spec(folder).map_err(|e| {
+                format!("an agent runs in {}, but {} is unreadable: {e}", folder.display(), files::SPEC)
+            })?;
+            meet(shared, key, folder, spec.token);
+            return Ok(Begun::Alive(lock, None));
+        }
+        Err(e) => return Err(cannot(e.into())),
+    }
+    if let Ok(reason) = fs::read_to_string(folder.join(REFUSED)) {
+        return Err(reason);
+    }
+    let ran = folder.join(files::ALIVE).exists() || folder.join(files::ENDED).exists();
+    let Some((record, share)) = what.filter(|_| !ran) else { return Ok(Begun::Dead(lock)) };
+    let token = token().map_err(|e| format!("there are no random numbers for a token: {e}"))?;
+    let cwd = lay_out(shared, record, folder)?;
+    let spec = spec::worker_spec(&shared.site(), record, share, cwd, token.clone())?;
+    write_spec(folder, &spec).map_err(cannot)?;
+    meet(shared, key, folder, token);
+    let watched = open_lock(folder).map_err(cannot)?;
+    let child = spawn(shared, folder, lock)?;
+    Ok(Begun::Alive(watched, Some(child)))
+}
+
+/// From now on the agent may connect.
+fn meet(shared: &Shared, key: StreamKey, folder: &Path, token: String) {
+    let log_end = read_ended(folder).map(|e| e.log_end);
+    shared.with(key, |worker| {
+        worker.token = Some(token);
+        worker.log_end = log_end;
+    });
+    shared.notify();
+}
+
+/// Unpacks the code, and says where ranks start.
+fn lay_out(shared: &Shared, record: &JobRecord, folder: &Path) -> Result<PathBuf, String> {
+    let (code_folder, work) = (folder.join("code"), folder.join("work"));
+    if let Some(snapshot) = &record.provenance.code {
+        // A control plane that died in the middle of this may have left a part.
+        match fs::remove_dir_all(&code_folder) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                return Err(format!("{} cannot be replaced: {e}", code_folder.display()));
+            }
+            _ => {}
+        }
+        let archive = (shared.config.objects)(&snapshot.sha256).map_err(|e| {
+            format!("the code snapshot {} is not in the store: {e}; submit the job again", snapshot.sha256)
+        })?;
+        code::unpack(&archive, &code_folder)?;
+        return Ok(code_folder);
+    }
+    fs::create_dir_all(&work).map_err(|e| format!("{} cannot be made: {e}", work.display()))?;
+    Ok(work)
+}
+
+fn write_spec(folder: &Path, spec: &WorkerSpec) -> io::Result<()> {
+    // It holds the token and the values of secrets.
+    let mut file =
+        OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(folder.join(files::SPEC))?;
+    file.write_all(&serde_json::to_vec(spec)?)
+}
+
+fn open_lock(folder: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(folder.join(files::LOCK))
+}
+
+/// 256 random bits, hexadecimal.
+fn token() -> io::Result<String> {
+    let mut bytes = [0; 32];
+    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(bytes.iter().map(|b| format!("{b:02x}")).collect())
+}
+
+fn spawn(shared: &Shared, folder: &Path, lock: File) -> Result<Child, String> {
+    let agent = &shared.config.agent;
+    let program = Path::new(&agent[0]);
+    let failed = |e: io::Error| format!("the agent {} cannot be started: {e}", program.display());
+    if program.components().count() > 1 {
+        fs::metadata(program).map_err(failed)?;
+    }
+    let said = OpenOptions::new().create(true).append(true).mode(0o600).open(folder.join(files::AGENT_LOG));
+    let mut command = Command::new("/bin/sh");
+    command.args(["-c", SCRIPT, "aviflow-agent"]).args(agent).arg(folder);
+    command.stdin(Stdio::from(lock)).stdout(Stdio::null()).stderr(said.map_err(failed)?);
+    // Variables of the control plane's own, tokens among them, are not for jobs.
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("AVIFLOW_") {
+            command.env_remove(name);
+        }
+    }
+    command.env(aviflow_agent::LOCK_FD, LOCK_FD);
+    // The terminal's Ctrl-C is not for agents, also before they have a session of their own.
+    command.current_dir("/").process_group(0);
+    // The command owns our descriptor of the lock, and is dropped here.
+    command.spawn().map_err(failed)
+}
+
+/// Waits until nobody else holds the lock.
+fn wait_for(lock: &File) {
+    while rustix::fs::flock(lock, FlockOperation::LockExclusive) == Err(Errno::INTR) {}
+}
+
+/// The agent is dead: makes sure that nothing of it runs, keeps its log, reports its end.
+fn finish(shared: &Arc<Shared>, key: StreamKey, folder: &Path, child: Option<Child>, watched: bool) {
+    let exit = child.and_then(|mut child| child.wait().ok());
+    if let Ok(spec) = read_spec(folder) {
+        sweep(&spec);
+    }
+    // What cannot be kept now is tried again before the folder is removed.
+    let _ = keep_log(shared, key, folder);
+    let ended = read_ended(folder);
+    // A full disk may have kept the agent from writing its end down, which it said all the same.
+    let known =
+        shared.with(key, |w| w.stray || w.gone.is_some_and(|gone| ended.as_ref().is_none_or(|e| e.epoch == gone)));
+    if known == Some(false) {
+        match ended {
+            Some(ended) => {
+                let ago = Span((unix_ms() - ended.at_unix_ms).max(0));
+                let event = WorkerEvent::Gone {
+                    ranks: rank_ends(ended.ranks),
+                    reason: ended.reason,
+                    last_step: ended.last_step,
+                };
+                shared.report_worker(key, ended.epoch, ago, event, None);
+            }
+            None if !folder.join(files::ALIVE).exists() => {
+                let reason = format!("the agent did not start: it {}", last_words(folder, exit));
+                let _ = fs::write(folder.join(REFUSED), &reason);
+                shared.report_not_started(key, &reason);
+            }
+            None => {
+                let ago = if watched { Span(0) } else { silent_for(folder) };
+                let reason = format!("its agent {}", last_words(folder, exit));
+                shared.report_worker(key, 0, ago, WorkerEvent::Lost { reason }, None);
+            }
+        }
+    }
+    over(shared, key);
+}
+
+/// The worker's thread ends; removes the worker if that was already ordered.
+fn over(shared: &Arc<Shared>, key: StreamKey) {
+    let remove = {
+        let mut state = shared.lock();
+        let remove = state.workers.get_mut(&key).is_some_and(|worker| {
+            worker.over = true;
+            worker.link = None;
+            worker.remove
+        });
+        if remove {
+            state.workers.remove(&key);
+        }
+        remove
+    };
+    if remove {
+        clear(shared, key);
+    }
+}
+
+/// Removes the folder of a dead worker. What fails is found again by the next reconciliation.
+fn clear(shared: &Shared, key: StreamKey) {
+    let folder = shared.worker_folder(key);
+    if keep_log(shared, key, &folder).is_ok() {
+        let _ = fs::remove_dir_all(folder);
+    }
+}
+
+/// Takes over the log that a dead agent could not ship.
+fn keep_log(shared: &Shared, key: StreamKey, folder: &Path) -> io::Result<()> {
+    let mut spool = Spool::open(Folder::new(folder.join(files::LOG)), u64::MAX, 0);
+    let mut from = shared.telemetry.log_have(key);
+    while let Some((offset, text)) = spool.read(from, LOG_CHUNK) {
+        let end = offset + text.len() as u64;
+        from = shared.telemetry.log_append(key, offset, &text)?.max(end);
+    }
+    Ok(())
+}
+
+/// Time since the agent's last sign of life.
+fn silent_for(folder: &Path) -> Span {
+    let age = fs::metadata(folder.join(files::ALIVE)).and_then(|m| m.modified()).ok().and_then(|t| t.elapsed().ok());
+    Span(age.map_or(0, |age| i64::try_from(age.as_millis()).unwrap_or(i64::MAX)))
+}
+
+/// How the agent ended, as far as that is known.
+fn last_words(folder: &Path, exit: Option<ExitStatus>) -> String {
+    let how = match exit {
+        Some(exit) => match (exit.code(), exit.signal()) {
+            (Some(code), _) => format!("ended with exit code {code}"),
+            (None, Some(signal)) => format!("was ended by signal {signal}"),
+            (None, None) => "ended".to_owned(),
+        },
+        None => "ended while the control plane was away or had been started again".to_owned(),
+    };
+    let said = fs::read(folder.join(files::AGENT_LOG)).unwrap_or_default();
+    let said = String::from_utf8_lossy(&said);
+    match said.lines().rev().find(|l| !l.trim().is_empty()) {
+        Some(line) => format!("{how}; its last words: {}", line.trim()),
+        None => format!("{how} without a word"),
+    }
+}
+
+/// Kills a worker that does not end in time.
+fn hurry(folder: &Path, grace: Duration) {
+    let Ok(lock) = open_lock(folder) else { return };
+    let (free, freed) = mpsc::channel();
+    // A wait for a lock has no time limit, so that another thread waits.
+    let wait = move || {
+        wait_for(&lock);
+        let _ = free.send(());
+    };
+    if std::thread::Builder::new().name("stray lock".to_owned()).spawn(wait).is_err() {
+        return;
+    }
+    if freed.recv_timeout(grace).is_err()
+        && let Some(agent) = Alive::read(folder).filter(Alive::lives)
+        && let Some(pid) = i32::try_from(agent.pid).ok().and_then(Pid::from_raw)
+    {
+        // Whoever waits for its lock finds its ranks.
+        let _ = kill_process(pid, Signal::KILL);
+    }
+}
+
+/// Kills every process of a dead agent until there is none.
+fn sweep(spec: &WorkerSpec) {
+    let mark = aviflow_agent::mark(spec);
+    let mut pause = Duration::from_millis(1);
+    while aviflow_agent::sweep(&mark) > 0 {
+        // A process may take a while to die, above all in the middle of writing.
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_secs(1));
+    }
+}

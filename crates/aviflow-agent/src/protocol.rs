@@ -257,6 +257,7 @@ pub struct Ended {
     /// Milliseconds since the Unix epoch, by the node's clock.
     pub at_unix_ms: i64,
     /// By rank: the code, the signal, and milliseconds between its end and the worker's.
+    #[serde(deserialize_with = "ranks_from_text")]
     pub ranks: BTreeMap<u32, RankEnd>,
     /// Why the ranks were stopped or never started, if the agent did it.
     pub reason: Option<String>,
@@ -264,6 +265,13 @@ pub struct Ended {
     pub last_step: Option<u64>,
     /// The offset one past the last byte of log.
     pub log_end: u64,
+}
+
+/// JSON's keys are text, and serde does not turn them back into numbers inside a tagged message.
+fn ranks_from_text<'de, D: serde::Deserializer<'de>>(from: D) -> Result<BTreeMap<u32, RankEnd>, D::Error> {
+    let ranks = BTreeMap::<String, RankEnd>::deserialize(from)?;
+    let number = |(rank, end): (String, RankEnd)| Ok((rank.parse().map_err(serde::de::Error::custom)?, end));
+    ranks.into_iter().map(number).collect()
 }
 
 /// How a rank ended.
@@ -426,5 +434,22 @@ pub mod wire {
             return Err(format!("a message of {} bytes; the limit is {MAX_LINE}", line.len()));
         }
         serde_json::from_slice(line).map_err(|e| e.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_end_comes_over_the_wire() {
+        let end = RankEnd { code: 137, signal: Some(9), stopping: true, before_ms: 3, last_lines: vec!["x".into()] };
+        let ended =
+            Ended { epoch: 1, at_unix_ms: 2, ranks: [(12, end)].into(), reason: None, last_step: Some(4), log_end: 5 };
+        let message = FromAgent::Event { seq: 1, ago_ms: 0, epoch: 1, event: Event::Ended { ended: ended.clone() } };
+        let line = wire::line(&message);
+        assert_eq!(wire::parse::<FromAgent>(line.trim_ascii_end()), Ok(message));
+        let file = serde_json::to_vec(&ended).unwrap_or_default();
+        assert_eq!(serde_json::from_slice::<Ended>(&file).ok(), Some(ended));
     }
 }

@@ -4,9 +4,9 @@
 //! passes on. Found are: who carries the mark, whoever descends from such a
 //! process or from the agent (which adopts orphans), and who is in a session of
 //! a rank. So neither `setsid`, nor a double fork, nor an environment that was
-//! overwritten hides a process while its agent lives. After an agent's death a
-//! process escapes only if it has all three: a session of its own, no mark, and
-//! no living ancestor of the worker.
+//! overwritten hides a process while its agent lives. After an agent's sudden death
+//! a process escapes only if it has all three: a session of its own, no mark, and
+//! no living ancestor with one.
 //!
 //! The keeper is a child of the agent that waits for its death, however sudden,
 //! and then kills until nothing is left.

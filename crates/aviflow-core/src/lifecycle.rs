@@ -171,6 +171,8 @@ pub struct RankEnd {
     pub code: i32,
     /// The signal.
     pub signal: Option<i32>,
+    /// Whether its agent had begun to stop the ranks before.
+    pub stopping: bool,
     /// Time between its end and the worker's.
     pub before: Span,
     /// Its last lines.

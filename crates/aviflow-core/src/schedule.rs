@@ -156,6 +156,7 @@ pub fn plan(snapshot: &Snapshot, memo: &mut Memo, now: Time) -> Plan {
         let Some(job) = snapshot.jobs.get(id) else { continue };
         pass.visit(snapshot, job, now);
     }
+    pass.explain_blocked(snapshot);
     pass.out
 }
 
@@ -228,10 +229,18 @@ impl Pass {
             self.out.decisions.push(Decision::Start { job: job.id, placement });
             return;
         }
-        let constraint = never_fits(snapshot, &shape).unwrap_or_else(|| self.capacity(&shape));
-        let index = self.constraint(constraint);
+        let index = self.out.constraints.len();
+        self.out.constraints.push(self.capacity(&shape));
         self.blocked.insert(shape, index);
         self.out.waiting.push(Waiting { job: job.id, constraint: index });
+    }
+
+    /// Jobs further back may have taken GPUs since a shape was found not to fit:
+    /// its numbers are those at the end of the pass.
+    fn explain_blocked(&mut self, snapshot: &Snapshot) {
+        for (shape, index) in std::mem::take(&mut self.blocked) {
+            self.out.constraints[index] = never_fits(snapshot, &shape).unwrap_or_else(|| self.capacity(&shape));
+        }
     }
 
     /// What keeps the job whatever is free.

@@ -19,12 +19,14 @@ const TURN_INPUTS: usize = 1024;
 /// The pause before a store that failed is opened again.
 const REOPEN_PAUSE: Duration = Duration::from_secs(1);
 
+type Query = Box<dyn FnOnce(&View<'_>) + Send>;
+
 /// Called once an input is durable.
 pub type Durable = Box<dyn FnOnce() + Send>;
 
 enum Message {
     Input { input: Input, reply: Option<Sender<Result<Answer, StoreError>>>, durable: Option<Durable> },
-    Query(Box<dyn FnOnce(&View<'_>) + Send>),
+    Query(Query),
     Stop,
 }
 
@@ -185,7 +187,7 @@ struct Mail {
     inputs: Vec<Input>,
     replies: Vec<Option<Sender<Result<Answer, StoreError>>>>,
     durable: Vec<Option<Durable>>,
-    queries: Vec<Box<dyn FnOnce(&View<'_>) + Send>>,
+    queries: Vec<Query>,
     stop: bool,
 }
 

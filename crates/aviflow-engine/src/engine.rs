@@ -8,8 +8,9 @@
 
 mod intake;
 
-use crate::sim::Planted;
 use crate::ports::{Batch, JobRecord, Observation, Order, Stamped, Store, StoreError};
+#[cfg(test)]
+use crate::sim::planted::Planted;
 use aviflow_api::spec::{JobSpec, Provenance};
 use aviflow_core::ledger::Entry;
 use aviflow_core::lifecycle::{self, Action, Event, Moment};
@@ -140,7 +141,8 @@ pub struct Engine<S> {
     deadlines: BTreeSet<(Time, JobId)>,
     /// For names that were taken, the suffix to try first.
     suffixes: BTreeMap<JobKey, u32>,
-    /// Bugs that the simulator must find; none outside of its tests.
+    /// A bug that the simulator must find.
+    #[cfg(test)]
     pub(crate) planted: Planted,
 }
 
@@ -179,6 +181,7 @@ impl<S: Store> Engine<S> {
             memo: Memo::default(),
             deadlines: BTreeSet::new(),
             suffixes: BTreeMap::new(),
+            #[cfg(test)]
             planted: Planted::default(),
         };
         let orders = engine.reopen(wall)?;
@@ -207,8 +210,9 @@ impl<S: Store> Engine<S> {
         self.deadlines = self.snapshot.jobs.values().filter_map(due).collect();
         let orders = self.recover();
         self.plan = schedule::plan(&self.snapshot, &mut self.memo, self.now);
-        // Decisions are made by turns, which write them down.
+        // Decisions are made by turns, which write them down; the first is due at once.
         self.plan.decisions.clear();
+        self.plan.next_wake = Some(self.now);
         Ok(self.stamp(orders))
     }
 
@@ -274,6 +278,8 @@ impl<S: Store> Engine<S> {
         let changed: Vec<JobId> = work.jobs.keys().copied().collect();
         let orders = std::mem::take(&mut work.orders);
         let batch = self.batch(work);
+        #[cfg(test)]
+        let (batch, orders) = self.planted.turn(batch, orders);
         let written = !batch.is_empty();
         if written {
             self.store.commit(&batch)?;
@@ -339,7 +345,11 @@ impl<S: Store> Engine<S> {
         if let Some(before) = self.snapshot.jobs.get(&job).and_then(lifecycle::deadline) {
             self.deadlines.remove(&(before, job));
         }
+        #[cfg(test)]
+        let event = &self.planted.before(event, &self.snapshot, job);
         let out = lifecycle::advance(&mut self.snapshot, job, event, at, self.now);
+        #[cfg(test)]
+        let out = self.planted.after(out, &mut self.snapshot, job, self.now);
         if let Some(deadline) = self.snapshot.jobs.get(&job).and_then(lifecycle::deadline) {
             self.deadlines.insert((deadline, job));
         }
@@ -360,7 +370,8 @@ impl<S: Store> Engine<S> {
     fn order(&self, job: JobId, action: Action) -> Option<Order> {
         Some(match action {
             Action::Launch { attempt, placement } => {
-                let name = |(n, _): &(NodeId, _)| self.snapshot.nodes.get(n).map(|n| n.name.clone()).unwrap_or_default();
+                let name =
+                    |(n, _): &(NodeId, _)| self.snapshot.nodes.get(n).map(|n| n.name.clone()).unwrap_or_default();
                 let nodes = placement.0.iter().map(name).collect();
                 Order::Launch { record: self.records.get(&job)?.clone(), attempt, placement, nodes }
             }

@@ -65,7 +65,6 @@ pub(super) fn step(job: &mut Job, index: usize, event: &WorkerEvent, at: Time, n
         WorkerEvent::Facts { values } => fx.push(Effect::Moment(MomentKind::Facts { values: values.clone() })),
         WorkerEvent::Gone { ranks, reason, last_step } => {
             reached(job, *last_step);
-            let asked = reason.is_some();
             for (rank, end) in ranks {
                 let exit = Exit {
                     code: end.code,
@@ -73,8 +72,7 @@ pub(super) fn step(job: &mut Job, index: usize, event: &WorkerEvent, at: Time, n
                     at: at - end.before,
                     last_lines: end.last_lines.clone(),
                 };
-                // Where the agent stopped the ranks by itself, their ends are its doing.
-                rank_exited(job, index, *rank, exit, asked, now, fx);
+                rank_exited(job, index, *rank, exit, end.stopping, now, fx);
             }
             gone(job, index, reason.as_deref(), at, now, fx);
         }
@@ -121,10 +119,15 @@ fn confirm(job: &Job, fx: &mut Vec<Effect>) {
 }
 
 fn up(job: &mut Job, index: usize, now: Time, fx: &mut Vec<Effect>) {
-    let ranks = job.request.ranks_per_node;
     let Some(gang) = gang_mut(job) else { return };
     let worker = &mut gang.workers[index];
     worker.state = worker.state.max(WorkerState::Up);
+    running_if_all_up(job, now, fx);
+}
+
+/// A worker whose ranks have all ended with 0 was up, even if that was not heard of.
+fn running_if_all_up(job: &mut Job, now: Time, fx: &mut Vec<Effect>) {
+    let ranks = job.request.ranks_per_node;
     if let Phase::Starting(gang) = &mut job.phase
         && gang.workers.iter().all(|w| w.state >= WorkerState::Up)
     {
@@ -229,7 +232,9 @@ fn gone(job: &mut Job, index: usize, reason: Option<&str>, at: Time, now: Time, 
     worker.state = WorkerState::Gone;
     let node = worker.node;
     let clean = worker.exits.len() == ranks && worker.exits.values().all(|e| e.code == 0);
-    if !clean && matches!(job.phase, Phase::Starting(_) | Phase::Running(_)) {
+    if clean {
+        running_if_all_up(job, now, fx);
+    } else if matches!(job.phase, Phase::Starting(_) | Phase::Running(_)) {
         // The ranks did not fail by themselves, and nobody here asked them to stop.
         let reason = reason.unwrap_or("its ranks ended without a report").to_owned();
         let cause = Cause::WorkerLost { attempt, worker: index_u32(index), node, reason };
@@ -252,7 +257,9 @@ fn lost(job: &mut Job, index: usize, reason: &str, at: Time, now: Time, fx: &mut
     if silent > Span(0) {
         fx.push(Effect::Post { gpus, state: GpuState::Unknown, at, attempt });
     }
-    if !finished {
+    if finished {
+        running_if_all_up(job, now, fx);
+    } else {
         let cause = Cause::WorkerLost { attempt, worker: index_u32(index), node, reason: reason.to_owned() };
         failing(job, Failure { cause, exit_code: PLATFORM_CODE, at }, true, now, fx);
     }

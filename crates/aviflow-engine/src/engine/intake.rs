@@ -164,8 +164,7 @@ impl<S: Store> Engine<S> {
             Observation::EnvironmentFailed { hash, reason } => self.environment_failed(hash, reason, work),
             Observation::Worker { job, attempt, epoch, worker, ago, event } => {
                 let at = self.now - *ago;
-                let event =
-                    Event::Worker { attempt: *attempt, epoch: *epoch, worker: *worker, event: event.clone() };
+                let event = Event::Worker { attempt: *attempt, epoch: *epoch, worker: *worker, event: event.clone() };
                 self.advance(*job, &event, at, work);
             }
         }

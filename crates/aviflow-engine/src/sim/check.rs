@@ -1,0 +1,171 @@
+//! What must hold after every turn and at the end, beyond the core's lint.
+
+use super::store::SimStore;
+use super::world::World;
+use crate::engine::Engine;
+use aviflow_core::ledger::Entry;
+use aviflow_core::model::{Cause, Job, JobId, NodeId, Phase, Stopping, Suspending};
+use aviflow_core::schedule::{Memo, plan};
+use aviflow_core::time::{Span, Time};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The longest grace, and the control plane's absences meanwhile.
+const STOP_LIMIT: Span = Span::minutes(8);
+
+#[derive(Debug, Default)]
+pub(super) struct Checker {
+    acknowledged: BTreeSet<JobId>,
+    /// Since when a gang is being stopped.
+    stopping: BTreeMap<(JobId, u32), Time>,
+    /// For each GPU, up to when its time is in closed intervals.
+    accounted: BTreeMap<(NodeId, u32), Time>,
+}
+
+impl Checker {
+    pub(super) fn acknowledged(&mut self, job: JobId) {
+        self.acknowledged.insert(job);
+    }
+
+    pub(super) fn after_turn(&mut self, engine: &Engine<SimStore>, store: &SimStore) -> Vec<String> {
+        let mut wrong = store.wrong();
+        if !store.agrees(engine.snapshot()) {
+            wrong.push("what is in memory is not what is durable".to_owned());
+        }
+        for entry in store.fresh_entries() {
+            self.entry(&entry, &mut wrong);
+        }
+        for (node, open) in engine.snapshot().ledger.iter() {
+            for slot in open.slots.iter() {
+                let begin = *self.accounted.entry((node, slot)).or_insert(open.from);
+                if begin != open.from {
+                    wrong.push(format!(
+                        "GPU {slot} of node {} is accounted to {begin:?} and open since {:?}",
+                        node.0, open.from
+                    ));
+                }
+            }
+        }
+        self.stops_end(engine, &mut wrong);
+        if engine.next_wake().is_none_or(|t| t > engine.now()) {
+            let fresh = plan(engine.snapshot(), &mut Memo::default(), engine.now());
+            if !fresh.decisions.is_empty() {
+                wrong.push("a plan made on its own result decides again".to_owned());
+            }
+            if fresh.waiting != engine.plan().waiting || fresh.constraints != engine.plan().constraints {
+                wrong.push("the plan with an empty memo explains otherwise".to_owned());
+            }
+        }
+        wrong.extend(self.acknowledged.iter().filter(|j| !store.has(**j)).map(|j| format!("job {} is lost", j.0)));
+        wrong
+    }
+
+    /// A gang that is being stopped is gone soon, whatever the control plane went through.
+    fn stops_end(&mut self, engine: &Engine<SimStore>, wrong: &mut Vec<String>) {
+        let jobs = &engine.snapshot().jobs;
+        let of = |j: &Job| match &j.phase {
+            Phase::Stopping(Stopping { gang, .. }) | Phase::Suspending(Suspending { gang, .. }) => {
+                Some((j.id, gang.attempt))
+            }
+            Phase::Queued | Phase::Starting(_) | Phase::Running(_) => None,
+            Phase::Succeeded | Phase::Failed(_) | Phase::Cancelled { .. } => None,
+        };
+        let now: BTreeSet<(JobId, u32)> = jobs.values().filter_map(of).collect();
+        self.stopping.retain(|key, _| now.contains(key));
+        for key in now {
+            let since = *self.stopping.entry(key).or_insert(engine.now());
+            if engine.now().since(since) > STOP_LIMIT {
+                wrong.push(format!("job {} is being stopped since {}", key.0.0, engine.now().since(since)));
+            }
+        }
+    }
+
+    /// Each closed interval begins where the one before ended: no overlap, no gap.
+    fn entry(&mut self, entry: &Entry, wrong: &mut Vec<String>) {
+        for (node, slots) in entry.gpus.iter() {
+            for slot in slots.iter() {
+                let end = self.accounted.entry((node, slot)).or_insert(entry.from);
+                if *end != entry.from || entry.to <= entry.from {
+                    wrong.push(format!(
+                        "GPU {slot} of node {} is accounted to {end:?}, and again from {:?} to {:?}",
+                        node.0, entry.from, entry.to
+                    ));
+                }
+                *end = entry.to;
+            }
+        }
+    }
+
+    pub(super) fn at_end(&self, store: &SimStore, world: &World, steady_clock: bool) -> Vec<String> {
+        let mut wrong = Vec::new();
+        let ended = store.ended();
+        for id in &self.acknowledged {
+            if !ended.contains_key(id) {
+                wrong.push(format!("job {} has not ended", id.0));
+            }
+        }
+        for job in ended.values() {
+            wrong.extend(
+                ended_rightly(job, world, steady_clock).into_iter().map(|w| format!("job {}: {w}", job.key.name)),
+            );
+        }
+        wrong
+    }
+}
+
+/// Whether the end of a job agrees with what really happened.
+fn ended_rightly(job: &Job, world: &World, steady_clock: bool) -> Vec<String> {
+    let mut wrong = Vec::new();
+    let c = job.counters;
+    let counted = c.failures + c.node_failures + c.suspensions + c.unready;
+    let last_uncounted = match &job.phase {
+        Phase::Succeeded => true,
+        Phase::Failed(f) => matches!(f.cause, Cause::TimeLimit { .. }),
+        // Cancelled while it ran, or while it waited.
+        Phase::Cancelled { .. } => counted < job.attempts,
+        Phase::Queued | Phase::Starting(_) | Phase::Running(_) | Phase::Suspending(_) | Phase::Stopping(_) => {
+            return vec![format!("is {} at the end", job.phase.name())];
+        }
+    };
+    if counted + u32::from(last_uncounted) != job.attempts {
+        wrong.push(format!("{} attempts, and {c:?} as {}", job.attempts, job.phase.name()));
+    }
+    let attempts = || (1..=job.attempts).map(|a| world.truth.get(&(job.id, a)).cloned().unwrap_or_default());
+    let failed = attempts().filter(|t| t.first_failure.is_some() || t.launch_failed).count();
+    if c.failures as usize > failed {
+        wrong.push(format!("{} retries were spent on {failed} failures of the application", c.failures));
+    }
+    // A worker's last report may overtake the one that says why it never started.
+    let lost = attempts().filter(|t| t.lost || t.launch_failed).count();
+    if c.node_failures as usize > lost {
+        wrong.push(format!("{} node failures were counted of {lost}", c.node_failures));
+    }
+    let mute = attempts().filter(|t| t.never_ready || t.disturbed).count();
+    if c.unready as usize > mute {
+        wrong.push(format!("{} starts were given up of {mute} that could not become ready", c.unready));
+    }
+    match &job.phase {
+        Phase::Succeeded => {
+            let truth = attempts().next_back().unwrap_or_default();
+            if truth.finished.len() != truth.ranks as usize {
+                wrong.push(format!("succeeded with {} of {} ranks", truth.finished.len(), truth.ranks));
+            }
+        }
+        Phase::Failed(failure) => {
+            if let Cause::Rank { attempt, rank, .. } = &failure.cause {
+                let truth = world.truth.get(&(job.id, *attempt)).cloned().unwrap_or_default();
+                if steady_clock && !truth.disturbed && truth.first_failure.map(|f| f.1) != Some(*rank) {
+                    wrong.push(format!("rank {rank} is named, and {:?} failed first", truth.first_failure));
+                }
+                if c.failures != job.request.failures_allowed + 1 {
+                    wrong.push(format!(
+                        "failed after {} failures, {} allowed",
+                        c.failures, job.request.failures_allowed
+                    ));
+                }
+            }
+        }
+        Phase::Cancelled { .. } => {}
+        Phase::Queued | Phase::Starting(_) | Phase::Running(_) | Phase::Suspending(_) | Phase::Stopping(_) => {}
+    }
+    wrong
+}

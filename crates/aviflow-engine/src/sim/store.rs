@@ -1,0 +1,209 @@
+//! Durable memory that can fail at any write, and that notes which transitions
+//! each write held.
+
+use super::script::{Fault, FaultAt, Write};
+use crate::ports::{Batch, JobRecord, Loaded, Store, StoreError};
+use aviflow_core::ledger::Entry;
+use aviflow_core::model::{Intent, Job, JobId, JobKey, Phase, Term};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// A store that all engines of a history share.
+#[derive(Clone, Debug)]
+pub(super) struct SimStore(Rc<RefCell<Durable>>);
+
+#[derive(Debug, Default)]
+struct Durable {
+    loaded: Loaded,
+    ended: BTreeMap<JobId, Job>,
+    records: BTreeMap<JobId, Arc<JobRecord>>,
+    /// Entries that were not yet looked at.
+    fresh: Vec<Entry>,
+    faults: Vec<FaultAt>,
+    writes: u32,
+    end: WriteEnd,
+    wrong: Vec<String>,
+}
+
+/// What became of the last write.
+#[derive(Clone, Debug, Default)]
+pub(super) struct WriteEnd {
+    pub(super) fault: Option<Fault>,
+    pub(super) transitions: Vec<String>,
+}
+
+impl SimStore {
+    pub(super) fn new(faults: Vec<FaultAt>) -> SimStore {
+        SimStore(Rc::new(RefCell::new(Durable { faults, ..Durable::default() })))
+    }
+
+    pub(super) fn end_of_write(&self) -> WriteEnd {
+        std::mem::take(&mut self.0.borrow_mut().end)
+    }
+
+    pub(super) fn loaded(&self) -> Loaded {
+        self.0.borrow().loaded.clone()
+    }
+
+    pub(super) fn ended(&self) -> BTreeMap<JobId, Job> {
+        self.0.borrow().ended.clone()
+    }
+
+    pub(super) fn has(&self, job: JobId) -> bool {
+        self.0.borrow().records.contains_key(&job)
+    }
+
+    /// The first live job in a phase.
+    pub(super) fn first_in(&self, phase: &str) -> Option<JobId> {
+        let durable = self.0.borrow();
+        durable.loaded.snapshot.jobs.values().find(|j| label(&j.phase) == phase).map(|j| j.id)
+    }
+
+    /// Entries since the last call.
+    pub(super) fn fresh_entries(&self) -> Vec<Entry> {
+        std::mem::take(&mut self.0.borrow_mut().fresh)
+    }
+
+    /// What writes should never have held.
+    pub(super) fn wrong(&self) -> Vec<String> {
+        std::mem::take(&mut self.0.borrow_mut().wrong)
+    }
+
+    /// Whether memory and durable state agree.
+    pub(super) fn agrees(&self, snapshot: &aviflow_core::model::Snapshot) -> bool {
+        let durable = &self.0.borrow().loaded.snapshot;
+        durable.jobs == snapshot.jobs
+            && durable.nodes == snapshot.nodes
+            && durable.ledger == snapshot.ledger
+            && durable.waiting == snapshot.waiting
+            && durable.paused == snapshot.paused
+    }
+}
+
+impl Store for SimStore {
+    fn acquire(&mut self) -> Result<Loaded, StoreError> {
+        let mut d = self.0.borrow_mut();
+        d.loaded.term = Term(d.loaded.term.0 + 1);
+        Ok(d.loaded.clone())
+    }
+
+    fn commit(&mut self, batch: &Batch) -> Result<(), StoreError> {
+        let mut d = self.0.borrow_mut();
+        if batch.term != d.loaded.term {
+            return Err(StoreError::Fenced { ours: batch.term.0, held: d.loaded.term.0 });
+        }
+        if batch.generation != d.loaded.generation + 1 {
+            let last = d.loaded.generation;
+            d.wrong.push(format!("generation {} follows {last}", batch.generation));
+        }
+        let write = d.writes;
+        d.writes += 1;
+        let transitions: Vec<String> = batch.jobs.iter().map(|j| d.transition(j)).collect();
+        let fault = d.fault(write, &transitions);
+        d.end = WriteEnd { fault, transitions };
+        match fault {
+            Some(Fault::CrashBefore) => return Err(StoreError::Failed("the control plane died".to_owned())),
+            Some(Fault::StoreFull) => return Err(StoreError::Full("simulated".to_owned())),
+            Some(Fault::CrashAfter { .. }) | None => {}
+        }
+        d.write(batch);
+        Ok(())
+    }
+
+    fn name_taken(&self, key: &JobKey) -> Result<bool, StoreError> {
+        Ok(self.0.borrow().records.values().any(|r| r.key == *key))
+    }
+}
+
+impl Durable {
+    /// The fault of this write. One that is aimed at a transition strikes once.
+    fn fault(&mut self, write: u32, transitions: &[String]) -> Option<Fault> {
+        let index = self.faults.iter().position(|f| match &f.write {
+            Write::Number(n) => *n == write,
+            Write::With(transition) => transitions.contains(transition),
+        })?;
+        Some(self.faults.remove(index).fault)
+    }
+
+    fn transition(&self, job: &Job) -> String {
+        let before = self.loaded.snapshot.jobs.get(&job.id);
+        let from = before.map_or_else(|| "new".to_owned(), |j| label(&j.phase));
+        let to = label(&job.phase);
+        if from == to { format!("within {to}") } else { format!("{from} → {to}") }
+    }
+
+    fn write(&mut self, batch: &Batch) {
+        self.loaded.generation = batch.generation;
+        if batch.at < self.loaded.clock {
+            self.wrong.push(format!("time went back from {:?} to {:?}", self.loaded.clock, batch.at));
+        }
+        self.loaded.clock = batch.at;
+        for record in &batch.records {
+            if self.records.values().any(|r| r.key == record.key) {
+                self.wrong.push(format!("the name {} is given twice", record.key.name));
+            }
+            self.loaded.last_job = self.loaded.last_job.max(record.id.0);
+            self.records.insert(record.id, record.clone());
+            self.loaded.records.insert(record.id, record.clone());
+        }
+        for job in &batch.jobs {
+            if let Some(before) = self.ended.get(&job.id) {
+                self.wrong.push(format!("job {} had ended as {} and changed", job.key.name, before.phase.name()));
+            }
+            let snapshot = &mut self.loaded.snapshot;
+            if job.phase == Phase::Queued {
+                snapshot.waiting.insert(job.id);
+            } else {
+                snapshot.waiting.remove(&job.id);
+            }
+            if job.phase.is_terminal() {
+                snapshot.jobs.remove(&job.id);
+                self.loaded.records.remove(&job.id);
+                self.ended.insert(job.id, job.clone());
+            } else {
+                snapshot.jobs.insert(job.id, job.clone());
+            }
+        }
+        let snapshot = &mut self.loaded.snapshot;
+        for node in &batch.nodes {
+            self.loaded.last_node = self.loaded.last_node.max(node.id.0);
+            snapshot.nodes.insert(node.id, node.clone());
+        }
+        for queue in &batch.queues {
+            snapshot.queues.insert(queue.name.clone(), queue.clone());
+        }
+        for (hash, state) in &batch.environments {
+            match state {
+                Some(state) => snapshot.environments.insert(hash.clone(), state.clone()),
+                None => snapshot.environments.remove(hash),
+            };
+        }
+        if let Some(paused) = &batch.paused {
+            snapshot.paused.clone_from(paused);
+        }
+        for (node, open) in &batch.open {
+            snapshot.ledger.restore(*node, open.clone());
+        }
+        self.fresh.extend(batch.entries.iter().cloned());
+    }
+}
+
+/// A phase, with what is decided to follow it.
+fn label(phase: &Phase) -> String {
+    match phase {
+        Phase::Stopping(s) => format!(
+            "Stopping/{}",
+            match s.intent {
+                Intent::Cancel { .. } => "cancel",
+                Intent::TimeLimit => "time limit",
+                Intent::Failure(_) => "failure",
+                Intent::NodeFailure(_) => "node failure",
+                Intent::Requeue => "requeue",
+                Intent::Unready { .. } => "unready",
+            }
+        ),
+        other => other.name().to_owned(),
+    }
+}

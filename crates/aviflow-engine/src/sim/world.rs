@@ -1,0 +1,699 @@
+//! The world as it really is: nodes, agents, ranks, and what each of them saw.
+//!
+//! The engine hears of it through observations that come late, twice and in
+//! another order; the checks compare what it concluded with this truth.
+
+use super::hash;
+use super::script::{Item, JobScript, Outcome, Script};
+use crate::ports::{Observation, Order, Stamped, WorkerEvent};
+use aviflow_core::gpus::Slots;
+use aviflow_core::lifecycle::RankEnd;
+use aviflow_core::model::{Address, EnvironmentHash, JobId, NodeId, Term};
+use aviflow_core::time::{Span, Time};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A worker of an attempt of a job.
+pub(super) type Key = (JobId, u32, u32);
+
+/// What is known, by the world, of an attempt.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Truth {
+    /// The first rank that failed by itself, and when.
+    pub(super) first_failure: Option<(Time, u32)>,
+    /// Whether reports of the attempt were lost with an agent or a node.
+    pub(super) disturbed: bool,
+    /// Whether an agent or a node was lost, or evicted its worker.
+    pub(super) lost: bool,
+    /// Whether an agent never said that it is ready.
+    pub(super) never_ready: bool,
+    /// Whether ranks could not be started.
+    pub(super) launch_failed: bool,
+    /// Ranks that ended with 0, by rank.
+    pub(super) finished: BTreeSet<u32>,
+    /// Ranks there are.
+    pub(super) ranks: u32,
+}
+
+/// How a rank ended: when, with what, and whether its agent was stopping it.
+#[derive(Clone, Copy, Debug)]
+struct End {
+    at: Time,
+    code: i32,
+    stopping: bool,
+}
+
+#[derive(Clone, Debug)]
+struct Worker {
+    name: String,
+    node: NodeId,
+    slots: Slots,
+    first_rank: u32,
+    /// `None` as long as the rank runs; empty before the start.
+    ranks: Vec<Option<End>>,
+    agent: bool,
+    connects: bool,
+    gone: bool,
+    stopping: bool,
+    started: bool,
+    outbox: BTreeMap<u64, (Time, u32, WorkerEvent)>,
+    sent: u64,
+    /// Whether its node died before the control plane knew: nothing was started.
+    hello: bool,
+}
+
+impl Worker {
+    fn runs(&self) -> bool {
+        self.ranks.iter().any(Option::is_none)
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Happening {
+    Script(usize),
+    Restart,
+    Hello(Key),
+    Up(Key),
+    Step { key: Key, event: WorkerEvent },
+    RankEnds { key: Key, rank: u32, code: i32, by_agent: bool },
+    Empty(Key, Option<String>),
+    LostSeen(Key, Time),
+    Deliver { key: Key, seq: u64, occurred: Time, epoch: u32, event: WorkerEvent },
+    Say(Observation),
+    NodeBack(u32),
+    Stop(Key, i64),
+}
+
+/// An observation on its way, and what it acknowledges.
+#[derive(Clone, Debug)]
+pub(super) struct Delivered {
+    pub(super) observation: Observation,
+    event: Option<(Key, u64)>,
+}
+
+/// What happened at an instant.
+#[derive(Default)]
+pub(super) struct Happened {
+    pub(super) items: Vec<usize>,
+    pub(super) restart: bool,
+    pub(super) observations: Vec<Delivered>,
+}
+
+pub(super) struct World {
+    pub(super) now: Time,
+    /// Wall clock minus true time.
+    pub(super) skew: Span,
+    pub(super) wrong: Vec<String>,
+    pub(super) disturbed: u32,
+    pub(super) truth: BTreeMap<(JobId, u32), Truth>,
+    seed: u64,
+    steady: bool,
+    scripts: BTreeMap<String, JobScript>,
+    items: Vec<Item>,
+    agenda: BTreeMap<(Time, u64), Happening>,
+    next_number: u64,
+    up: bool,
+    term: Term,
+    workers: BTreeMap<Key, Worker>,
+    removed: BTreeSet<Key>,
+    dead_nodes: BTreeSet<u32>,
+    broken: BTreeMap<u32, Vec<u32>>,
+    nodes: u32,
+    tries: BTreeMap<String, u64>,
+}
+
+impl World {
+    pub(super) fn new(script: &Script, begin: Time) -> World {
+        let mut world = World {
+            now: begin,
+            skew: Span(0),
+            wrong: Vec::new(),
+            disturbed: 0,
+            truth: BTreeMap::new(),
+            seed: script.seed,
+            steady: script.steady_clock(),
+            scripts: script.jobs().map(|j| (j.name.clone(), j.clone())).collect(),
+            items: script.items.iter().map(|s| s.item.clone()).collect(),
+            agenda: BTreeMap::new(),
+            next_number: 0,
+            up: false,
+            term: Term(0),
+            workers: BTreeMap::new(),
+            removed: BTreeSet::new(),
+            dead_nodes: BTreeSet::new(),
+            broken: BTreeMap::new(),
+            nodes: script.nodes,
+            tries: BTreeMap::new(),
+        };
+        for (index, step) in script.items.iter().enumerate() {
+            world.at(begin + Span(step.at + 1000), Happening::Script(index));
+        }
+        // In the end nothing is left paused or broken, or the jobs could not end.
+        let last = script.items.iter().map(|s| s.at).max().unwrap_or(0) + 600_000;
+        let mut finally = vec![Item::Pause { on: false }];
+        finally.extend((1..=script.nodes).map(|node| Item::Cordon { node, on: false }));
+        finally.extend((1..=script.nodes).map(|node| Item::Break { node, slots: Vec::new() }));
+        for item in finally {
+            world.at(begin + Span(last), Happening::Script(world.items.len()));
+            world.items.push(item);
+        }
+        world
+    }
+
+    pub(super) fn wall(&self) -> Time {
+        self.now + self.skew
+    }
+
+    pub(super) fn next(&self) -> Option<Time> {
+        self.agenda.first_key_value().map(|((t, _), _)| *t)
+    }
+
+    pub(super) fn item(&self, index: usize) -> Option<Item> {
+        self.items.get(index).cloned()
+    }
+
+    fn at(&mut self, time: Time, happening: Happening) {
+        self.next_number += 1;
+        self.agenda.insert((time.max(self.now), self.next_number), happening);
+    }
+
+    fn draw(&self, key: Key, what: u64, below: u64) -> i64 {
+        let number = hash(&[self.seed, key.0.0, u64::from(key.1), u64::from(key.2), what]) % below.max(1);
+        i64::try_from(number).unwrap_or(0)
+    }
+
+    fn after(&mut self, key: Key, what: u64, least: i64, spread: u64, happening: Happening) {
+        // Coarse delays make things happen at the same instant.
+        let delay = (least + self.draw(key, what, spread)) / 10 * 10;
+        self.at(self.now + Span(delay), happening);
+    }
+
+    /// A person tries an item again, once the control plane answers.
+    pub(super) fn later(&mut self, index: usize) {
+        let tries = self.tries.entry(index.to_string()).or_default();
+        *tries += 1;
+        let wait = 500 * i64::try_from((*tries).min(20)).unwrap_or(20);
+        self.at(self.now + Span(wait), Happening::Script(index));
+    }
+
+    /// Everything that happens now.
+    pub(super) fn happen(&mut self) -> Happened {
+        let mut out = Happened::default();
+        while let Some((at, number)) = self.agenda.first_key_value().map(|(k, _)| *k) {
+            if at > self.now {
+                break;
+            }
+            let Some(happening) = self.agenda.remove(&(at, number)) else { break };
+            self.one(happening, &mut out);
+        }
+        out
+    }
+
+    fn one(&mut self, happening: Happening, out: &mut Happened) {
+        match happening {
+            Happening::Script(index) => self.script_item(index, out),
+            Happening::Restart => out.restart = true,
+            Happening::Hello(key) => self.hello(key),
+            Happening::Up(key) => self.ranks_up(key),
+            Happening::Step { key, event } => {
+                if self.workers.get(&key).is_some_and(|w| w.agent && w.runs()) {
+                    self.event(key, self.now, event);
+                }
+            }
+            Happening::RankEnds { key, rank, code, by_agent } => self.rank_ends(key, rank, code, by_agent),
+            Happening::Empty(key, reason) => self.empty(key, reason),
+            Happening::LostSeen(key, at) => {
+                let reason = "its agent is gone".to_owned();
+                self.event_at(key, at, WorkerEvent::Lost { reason });
+            }
+            // On its way it survives whoever sent it.
+            Happening::Deliver { key, seq, occurred, epoch, event } => {
+                if self.up {
+                    let (job, attempt, worker) = key;
+                    let ago = self.now.since(occurred);
+                    let observation = Observation::Worker { job, attempt, epoch, worker, ago, event };
+                    out.observations.push(Delivered { observation, event: Some((key, seq)) });
+                }
+            }
+            Happening::Say(observation) => {
+                if self.up {
+                    out.observations.push(Delivered { observation, event: None });
+                }
+            }
+            Happening::NodeBack(node) => {
+                self.dead_nodes.remove(&node);
+                self.say_node(node, 50);
+            }
+            Happening::Stop(key, grace) => self.stop(key, grace),
+        }
+    }
+
+    fn script_item(&mut self, index: usize, out: &mut Happened) {
+        match self.items.get(index).cloned() {
+            Some(Item::KillRank { pick }) => {
+                let running: Vec<(Key, u32)> = self.running().collect();
+                if let Some((key, rank)) = pick_one(&running, pick) {
+                    self.rank_ends(key, rank, 137, false);
+                }
+            }
+            Some(Item::KillAgent { pick }) => {
+                let living: Vec<Key> = self.workers.iter().filter(|(_, w)| w.agent).map(|(k, _)| *k).collect();
+                if let Some(key) = pick_one(&living, pick) {
+                    self.agent_dies(key);
+                }
+            }
+            Some(Item::LoseNode { node, for_ms }) => {
+                self.dead_nodes.insert(node);
+                let there: Vec<Key> =
+                    self.workers.iter().filter(|(_, w)| w.node.0 == node && w.agent).map(|(k, _)| *k).collect();
+                for key in there {
+                    self.agent_dies(key);
+                }
+                let name = format!("n{node}");
+                self.at(self.now + Span(200), Happening::Say(Observation::NodeGone { name }));
+                self.at(self.now + Span(for_ms), Happening::NodeBack(node));
+            }
+            Some(Item::Break { node, slots }) => {
+                self.broken.insert(node, slots.clone());
+                let name = format!("n{node}");
+                self.at(self.now, Happening::Say(Observation::NodeHealth { name, broken: slots }));
+            }
+            Some(
+                Item::Submit(_) | Item::Cancel { .. } | Item::Suspend { .. } | Item::Pause { .. } | Item::Cordon { .. },
+            ) => out.items.push(index),
+            Some(Item::Fault(_) | Item::CancelWhen { .. }) | None => {}
+        }
+    }
+
+    fn running(&self) -> impl Iterator<Item = (Key, u32)> + '_ {
+        self.workers.iter().flat_map(|(key, w)| {
+            (w.first_rank..).zip(&w.ranks).filter(|(_, end)| end.is_none()).map(|(rank, _)| (*key, rank))
+        })
+    }
+
+    // ---- the control plane ----
+
+    pub(super) fn control_plane_died(&mut self, count: u32) {
+        self.up = false;
+        let wait = hash(&[self.seed, 77, u64::from(count)]) % 40_000;
+        let wait = i64::try_from(wait.saturating_sub(10_000)).unwrap_or(0);
+        self.at(self.now + Span(wait), Happening::Restart);
+    }
+
+    pub(super) fn control_plane_is_up(&mut self) {
+        self.up = true;
+        if !self.steady {
+            let step = hash(&[self.seed, 78, self.next_number]) % 20_000;
+            self.skew = Span(i64::try_from(step).unwrap_or(0) - 10_000);
+        }
+        for node in 1..=self.nodes {
+            self.say_node(node, 0);
+        }
+        let keys: Vec<Key> = self.workers.keys().copied().collect();
+        for key in keys {
+            let Some(w) = self.workers.get(&key) else { continue };
+            let waiting = w.outbox.clone();
+            if w.agent && w.connects && !w.gone {
+                self.after(key, 300 + self.next_number, 0, 600, Happening::Hello(key));
+            }
+            for (seq, (occurred, epoch, event)) in waiting {
+                let deliver = Happening::Deliver { key, seq, occurred, epoch, event };
+                self.after(key, 400 + self.next_number, 0, 600, deliver);
+            }
+        }
+    }
+
+    fn say_node(&mut self, node: u32, delay: i64) {
+        let name = format!("n{node}");
+        let seen = if self.dead_nodes.contains(&node) {
+            Observation::NodeGone { name: name.clone() }
+        } else {
+            Observation::NodeSeen { name: name.clone(), pool: "sim".into(), gpu_type: "H100".into(), gpus: 8 }
+        };
+        self.at(self.now + Span(delay), Happening::Say(seen));
+        let broken = self.broken.get(&node).cloned().unwrap_or_default();
+        self.at(self.now + Span(delay), Happening::Say(Observation::NodeHealth { name, broken }));
+    }
+
+    /// The observation is durable: its agent may forget it.
+    pub(super) fn acknowledge(&mut self, delivered: &Delivered) {
+        if let Some((key, seq)) = delivered.event
+            && let Some(worker) = self.workers.get_mut(&key)
+        {
+            // What an agent said last is kept until the worker is removed, as its file is.
+            if !worker.gone {
+                worker.outbox.remove(&seq);
+            }
+        }
+    }
+
+    // ---- orders ----
+
+    pub(super) fn apply(&mut self, orders: &[Stamped]) {
+        for stamped in orders {
+            if stamped.term < self.term {
+                continue;
+            }
+            self.term = stamped.term;
+            self.order(&stamped.order);
+        }
+    }
+
+    fn order(&mut self, order: &Order) {
+        match order {
+            Order::Reconcile { live } => {
+                let strays: Vec<Key> = self.workers.keys().filter(|k| !live.contains(&(k.0, k.1))).copied().collect();
+                for key in strays {
+                    self.workers.remove(&key);
+                    self.removed.insert(key);
+                }
+            }
+            Order::Prepare { record } => {
+                let Some(environment) = &record.provenance.environment else { return };
+                let hash = EnvironmentHash(environment.hash.clone());
+                let roll = super::hash(&[self.seed, 55, self.next_number]) % 8;
+                let answer = if roll == 0 {
+                    Observation::EnvironmentFailed { hash, reason: "no such package".to_owned() }
+                } else {
+                    Observation::EnvironmentReady { hash }
+                };
+                let delay = i64::try_from(roll * 700).unwrap_or(0);
+                self.at(self.now + Span(delay), Happening::Say(answer));
+            }
+            Order::Launch { record, attempt, placement, .. } => {
+                let script = self.scripts.get(&record.spec.name).cloned();
+                let Some(script) = script else { return };
+                let truth = self.truth.entry((record.id, *attempt)).or_default();
+                truth.ranks = script.ranks_per_node * u32::try_from(placement.0.len()).unwrap_or(0);
+                for ((node, slots), worker) in placement.0.iter().zip(0u32..) {
+                    self.launch((record.id, *attempt, worker), *node, *slots, &script);
+                }
+            }
+            Order::Confirm { job, attempt, epoch, best_step, .. } => {
+                let keys = self.of_attempt(*job, *attempt);
+                for key in keys {
+                    self.confirm(key, *epoch, *best_step);
+                }
+            }
+            Order::Stop { job, attempt, grace, .. } => {
+                for key in self.of_attempt(*job, *attempt) {
+                    self.after(key, 20, 0, 50, Happening::Stop(key, grace.0));
+                }
+            }
+            Order::Remove { job, attempt } => {
+                for key in self.of_attempt(*job, *attempt) {
+                    if self.workers.get(&key).is_some_and(Worker::runs) {
+                        self.wrong.push(format!("{key:?} is removed while its ranks run"));
+                    }
+                    self.workers.remove(&key);
+                    self.removed.insert(key);
+                }
+            }
+        }
+    }
+
+    fn of_attempt(&self, job: JobId, attempt: u32) -> Vec<Key> {
+        self.workers.keys().filter(|k| (k.0, k.1) == (job, attempt)).copied().collect()
+    }
+
+    fn launch(&mut self, key: Key, node: NodeId, slots: Slots, script: &JobScript) {
+        if self.removed.contains(&key) {
+            self.wrong.push(format!("{key:?} is launched after it was removed"));
+        }
+        if self.workers.contains_key(&key) {
+            return;
+        }
+        let workers = u64::from(script.nodes);
+        let mute = script.outcome(key.1) == Outcome::NeverReady
+            && u64::try_from(self.draw((key.0, key.1, 0), 30, workers)).unwrap_or(0) == u64::from(key.2);
+        let dead = self.dead_nodes.contains(&node.0);
+        self.truth.entry((key.0, key.1)).or_default().never_ready |= mute;
+        self.workers.insert(
+            key,
+            Worker {
+                name: script.name.clone(),
+                node,
+                slots,
+                first_rank: key.2 * script.ranks_per_node,
+                ranks: Vec::new(),
+                agent: !dead,
+                connects: !mute,
+                gone: false,
+                stopping: false,
+                started: false,
+                outbox: BTreeMap::new(),
+                sent: 0,
+                hello: false,
+            },
+        );
+        if dead {
+            self.truth.entry((key.0, key.1)).or_default().lost = true;
+            self.after(key, 31, 10, 100, Happening::LostSeen(key, self.now));
+        } else if !mute {
+            self.after(key, 32, 5, 200, Happening::Hello(key));
+        }
+    }
+
+    fn confirm(&mut self, key: Key, epoch: u32, best_step: Option<u64>) {
+        let Some(w) = self.workers.get(&key) else { return };
+        if !w.agent || w.started || w.stopping || w.gone {
+            return;
+        }
+        if !w.hello {
+            self.wrong.push(format!("{key:?} is confirmed and was never ready"));
+        }
+        let script = self.scripts[&w.name].clone();
+        if let Some(w) = self.workers.get_mut(&key) {
+            w.started = true;
+        }
+        let _ = epoch;
+        let outcome = script.outcome(key.1);
+        let chosen = self.draw((key.0, key.1, 0), 33, u64::from(script.nodes)) == i64::from(key.2);
+        if outcome == Outcome::LaunchFails && chosen {
+            self.truth.entry((key.0, key.1)).or_default().launch_failed = true;
+            self.event(key, self.now, WorkerEvent::LaunchFailed { reason: "no such program".to_owned() });
+            self.after(key, 34, 5, 20, Happening::Empty(key, Some("its ranks could not be started".to_owned())));
+            return;
+        }
+        self.after(key, 35, 10, 400, Happening::Up(key));
+        let run = script.run_ms;
+        let step = 10 + u64::from(key.1);
+        self.after(key, 36, 450 + run / 5, 10, Happening::Step { key, event: WorkerEvent::FirstStep { step } });
+        if best_step.is_some() {
+            self.after(key, 37, 450 + run / 4, 10, Happening::Step { key, event: WorkerEvent::CaughtUp { step } });
+        }
+        let begun = WorkerEvent::CheckpointBegun { step: step + 5 };
+        self.after(key, 38, 450 + run / 3, 10, Happening::Step { key, event: begun });
+        let complete = WorkerEvent::CheckpointComplete { step: step + 5, path: "/checkpoints/x".to_owned() };
+        self.after(key, 39, 470 + run / 3, 300, Happening::Step { key, event: complete });
+    }
+
+    // ---- agents and ranks ----
+
+    fn hello(&mut self, key: Key) {
+        let Some(w) = self.workers.get_mut(&key) else { return };
+        if !w.agent || w.gone || !self.up {
+            return;
+        }
+        w.hello = true;
+        let address = Address { host: "127.0.0.1".to_owned(), port: 4000 };
+        self.event(key, self.now, WorkerEvent::Ready { address });
+    }
+
+    fn ranks_up(&mut self, key: Key) {
+        let Some(w) = self.workers.get(&key) else { return };
+        if !w.agent || w.stopping || w.gone || !w.ranks.is_empty() {
+            return;
+        }
+        let (node, slots) = (w.node, w.slots);
+        for (other, o) in &self.workers {
+            if *other != key && o.node == node && !o.slots.and(slots).is_empty() && o.runs() {
+                self.wrong.push(format!("{key:?} starts on GPUs where ranks of {other:?} run"));
+            }
+            if other.0 == key.0 && other.1 != key.1 && o.runs() {
+                self.wrong.push(format!("{key:?} starts while attempt {} of the job runs", other.1));
+            }
+        }
+        let script = self.scripts[&w.name].clone();
+        if let Some(w) = self.workers.get_mut(&key) {
+            w.ranks = vec![None; script.ranks_per_node as usize];
+        }
+        self.event(key, self.now, WorkerEvent::Up);
+        let gang = (key.0, key.1, 0);
+        let half = script.run_ms / 2;
+        let workers = u64::from(script.nodes);
+        let outcome = script.outcome(key.1);
+        let chosen = self.draw(gang, 40, workers) == i64::from(key.2);
+        let first = key.2 * script.ranks_per_node;
+        for rank in first..first + script.ranks_per_node {
+            self.after(
+                key,
+                41 + u64::from(rank),
+                script.run_ms,
+                500,
+                Happening::RankEnds { key, rank, code: 0, by_agent: false },
+            );
+        }
+        if chosen {
+            let rank = first + u32::try_from(self.draw(gang, 42, u64::from(script.ranks_per_node))).unwrap_or(0);
+            match outcome {
+                Outcome::Fail => {
+                    self.after(gang, 43, half, 100, Happening::RankEnds { key, rank, code: 1, by_agent: false });
+                }
+                Outcome::Requeue => {
+                    self.after(gang, 43, half, 100, Happening::RankEnds { key, rank, code: 75, by_agent: false });
+                }
+                Outcome::Evicted => {
+                    self.truth.entry((key.0, key.1)).or_default().lost = true;
+                    self.after(gang, 43, half, 100, Happening::Stop(key, 2000));
+                }
+                Outcome::Succeed | Outcome::LaunchFails | Outcome::NeverReady => {}
+            }
+        }
+    }
+
+    fn rank_ends(&mut self, key: Key, rank: u32, code: i32, by_agent: bool) {
+        let Some(w) = self.workers.get_mut(&key) else { return };
+        let index = (rank.saturating_sub(w.first_rank)) as usize;
+        if !w.agent || w.ranks.get(index).is_none_or(Option::is_some) {
+            return;
+        }
+        let by_agent = by_agent || w.stopping;
+        w.ranks[index] = Some(End { at: self.now, code, stopping: by_agent });
+        let signal = (code > 128).then(|| code - 128);
+        let last_lines = vec![format!("rank {rank} ends with {code}")];
+        self.event(
+            key,
+            self.now,
+            WorkerEvent::RankExited { rank, code, signal, stopping: by_agent, last_lines, last_step: None },
+        );
+        let now = self.now;
+        let truth = self.truth.entry((key.0, key.1)).or_default();
+        if code == 0 {
+            truth.finished.insert(rank);
+        }
+        if code != 0 && !by_agent {
+            if code != 75 && truth.first_failure.is_none() {
+                truth.first_failure = Some((now, rank));
+            }
+            // The agent stops its other ranks; peers fail by themselves, some of them.
+            self.after(key, 50, 0, 30, Happening::Stop(key, 1000));
+            let peers: Vec<(Key, u32)> =
+                self.running().filter(|(k, _)| (k.0, k.1) == (key.0, key.1) && *k != key).collect();
+            for (peer, rank) in peers {
+                if self.draw(peer, 60 + u64::from(rank), 2) == 0 {
+                    self.after(
+                        peer,
+                        70 + u64::from(rank),
+                        20,
+                        3000,
+                        Happening::RankEnds { key: peer, rank, code: 1, by_agent: false },
+                    );
+                }
+            }
+        }
+        if self.workers.get(&key).is_some_and(|w| !w.runs()) {
+            self.after(key, 51, 5, 40, Happening::Empty(key, None));
+        }
+    }
+
+    /// The agent stops its ranks.
+    fn stop(&mut self, key: Key, grace: i64) {
+        let Some(w) = self.workers.get_mut(&key) else { return };
+        if !w.agent || w.gone || w.stopping {
+            return;
+        }
+        w.stopping = true;
+        let first = w.first_rank;
+        let running: Vec<u32> = (first..).zip(&w.ranks).filter(|(_, e)| e.is_none()).map(|(r, _)| r).collect();
+        if running.is_empty() {
+            let reason = (w.ranks.is_empty()).then(|| "stopped before its ranks started".to_owned());
+            self.after(key, 52, 5, 40, Happening::Empty(key, reason));
+            return;
+        }
+        for rank in running {
+            let (delay, code) = match self.draw(key, 80 + u64::from(rank), 3) {
+                0 => (self.draw(key, 90 + u64::from(rank), u64::try_from(grace.max(1)).unwrap_or(1)), 0),
+                1 => (self.draw(key, 90 + u64::from(rank), 50), 143),
+                _ => (grace, 137),
+            };
+            self.at(self.now + Span(delay), Happening::RankEnds { key, rank, code, by_agent: true });
+        }
+    }
+
+    /// The last process of the worker is gone.
+    fn empty(&mut self, key: Key, reason: Option<String>) {
+        let now = self.now;
+        let Some(w) = self.workers.get_mut(&key) else { return };
+        if !w.agent || w.gone || w.runs() {
+            return;
+        }
+        w.gone = true;
+        let own_stop = w.stopping.then(|| "the agent stopped its ranks".to_owned());
+        let reason = reason.or(own_stop.filter(|_| w.ranks.is_empty()));
+        let ranks = (w.first_rank..)
+            .zip(&w.ranks)
+            .filter_map(|(rank, end)| {
+                let End { at, code, stopping } = (*end)?;
+                let signal = (code > 128).then(|| code - 128);
+                Some((rank, RankEnd { code, signal, stopping, before: now.since(at), last_lines: Vec::new() }))
+            })
+            .collect();
+        self.event(key, now, WorkerEvent::Gone { ranks, reason, last_step: None });
+    }
+
+    fn agent_dies(&mut self, key: Key) {
+        let Some(w) = self.workers.get_mut(&key) else { return };
+        w.agent = false;
+        for end in w.ranks.iter_mut().filter(|e| e.is_none()) {
+            *end = Some(End { at: self.now, code: 137, stopping: true });
+        }
+        // Its last report is a file on the node; what it had not sent before is lost.
+        let last = |e: &(Time, u32, WorkerEvent)| matches!(e.2, WorkerEvent::Gone { .. });
+        w.outbox.retain(|_, e| last(e));
+        let gone = w.gone;
+        let truth = self.truth.entry((key.0, key.1)).or_default();
+        truth.disturbed = true;
+        if !gone {
+            truth.lost = true;
+            // While nobody watches, only the age of the agent's file tells.
+            let behind = if self.up { 0 } else { self.draw(key, 99, 10_000) };
+            let seen = self.now - Span(behind);
+            self.after(key, 98, 5, 100, Happening::LostSeen(key, seen));
+        }
+    }
+
+    fn event(&mut self, key: Key, at: Time, event: WorkerEvent) {
+        self.event_at(key, at, event);
+    }
+
+    /// Puts an event into the outbox and on its way: late, perhaps twice.
+    fn event_at(&mut self, key: Key, at: Time, event: WorkerEvent) {
+        let Some(w) = self.workers.get_mut(&key) else { return };
+        w.sent += 1;
+        let seq = w.sent;
+        let epoch = u32::from(!matches!(event, WorkerEvent::Ready { .. }));
+        w.outbox.insert(seq, (at, epoch, event.clone()));
+        let deliver = Happening::Deliver { key, seq, occurred: at, epoch, event };
+        let roll = self.draw(key, 500 + seq, 10);
+        let late = if roll < 2 { 3000 } else { 30 };
+        self.after(key, 600 + seq, 0, late, deliver.clone());
+        if roll < 2 {
+            self.disturbed += 1;
+        }
+        if roll == 9 {
+            self.disturbed += 1;
+            self.after(key, 700 + seq, 0, 40_000, deliver);
+        }
+    }
+
+    /// What should not be there once everything has ended.
+    pub(super) fn leftovers(&self) -> Vec<String> {
+        let say = |(key, w): (&Key, &Worker)| format!("{key:?} of {} is left behind, runs: {}", w.name, w.runs());
+        self.workers.iter().map(say).collect()
+    }
+}
+
+fn pick_one<T: Copy>(list: &[T], pick: u64) -> Option<T> {
+    let len = u64::try_from(list.len()).ok().filter(|n| *n > 0)?;
+    list.get(usize::try_from(pick % len).ok()?).copied()
+}

@@ -406,6 +406,9 @@ impl Drop for LocalCluster {
     fn drop(&mut self) {
         self.shared.cancel.cancel();
         self.listening.abort();
+        for worker in self.shared.lock().workers.values_mut() {
+            worker.link = None;
+        }
     }
 }
 

@@ -1,7 +1,5 @@
 //! The body with agents whose words are the test's.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on ends")]
-
 mod common;
 
 use aviflow_agent::protocol::{Ended, Event, ExecOutput, FromAgent, ToAgent, files};

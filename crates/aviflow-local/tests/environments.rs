@@ -219,9 +219,9 @@ fn a_cancelled_build_ends_with_its_processes() {
     // An interpreter that begins a step and never ends it.
     let fake = cache.path("python");
     let script = "#!/bin/sh\nif [ \"$3\" != -c ]; then exec python3 \"$@\"; fi\n\
-        exec python3 -I -u -c 'import os, threading, time\n\
+        exec python3 -I -u -c 'import os, threading\n\
 def end():\n while os.read(0, 1): pass\n os.killpg(0, 9)\n\
-threading.Thread(target=end, daemon=True).start()\nprint(\"begun\")\ntime.sleep(3600)'\n";
+threading.Thread(target=end, daemon=True).start()\nprint(\"begun\")\nthreading.Event().wait()'\n";
     fs::write(&fake, script).unwrap();
     let mode = <fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o755);
     fs::set_permissions(&fake, mode).unwrap();

@@ -85,6 +85,7 @@ impl Driver {
         let folder = std::path::absolute(path).map_err(|e| format!("{} is no folder: {e}", path.display()))?;
         let spec = folder::spec(&folder)?;
         let lock = folder::lock(&folder, std::env::var(folder::LOCK_FD).ok().as_deref())?;
+        sys::leave_terminal();
         let mark = sweep::mark(&spec);
         let keeper = Keeper::start(&mark).map_err(|e| format!("no keeper can be started: {e}"))?;
         if folder::Alive::read(&folder).is_some() {
@@ -219,6 +220,7 @@ impl Driver {
         if self.machine.has_ranks() && now.0 >= self.touched + ALIVE_MS {
             self.touched = now.0;
             folder::touch_alive(&self.folder);
+            self.forget_sessions();
         }
     }
 
@@ -256,6 +258,23 @@ impl Driver {
                 let epoch = self.launch.as_ref().map_or(0, |launch| launch.epoch);
                 let error = process::torch_error(&wiring::error_file(&self.folder, epoch, rank));
                 self.inputs.push_back(Input::Exited { rank, exit, error });
+                self.forget_sessions();
+            }
+        }
+    }
+
+    /// Forgets the sessions of ranks that ended and left nobody behind, while others run on: their numbers
+    /// are free for processes that are none of ours.
+    fn forget_sessions(&mut self) {
+        if !self.ranks.any_lives() {
+            return;
+        }
+        for session in self.ranks.ended() {
+            if self.sessions.contains(&session) && !sweep::session_lives(session) {
+                self.sessions.remove(&session);
+                if let Some(keeper) = &mut self.keeper {
+                    keeper.session(session, true);
+                }
             }
         }
     }

@@ -10,7 +10,7 @@
 //! | [`log`], [`spool`] | the stream of stamped lines, and how it waits on disk |
 //! | [`driver`] | carries out what the machine says, in one poll loop |
 //! | [`link`], [`hooks`], [`ranks`], [`exec`] | what the loop waits for: the control plane, the hooks, ranks, commands |
-//! | [`process`], [`sweep`] | starting processes, and leaving none behind |
+//! | [`process`], [`mod@sweep`] | starting processes, and leaving none behind |
 //! | [`folder`] | the files of a worker, and a port |
 //! | [`sys`] | system calls; the only unsafe code |
 //!

@@ -20,7 +20,6 @@
 //! - an event is kept until it is acknowledged, and sent again, in order and
 //!   with its number, after every reconnection.
 
-use crate::hooks::Message;
 use crate::log::plain;
 use crate::output;
 use crate::protocol::{Ended, Event, ExecOutput, FromAgent, PROTOCOL, RankEnd, ToAgent, WorkerSpec};
@@ -28,6 +27,9 @@ use crate::sys::Exit;
 use crate::training::{Said, Training};
 use crate::wiring::Launch;
 use std::collections::{BTreeMap, VecDeque};
+
+mod io;
+pub use io::{Input, Output, Signal};
 
 /// Lines of output that are told with a rank's end.
 pub const LAST_LINES: usize = 20;
@@ -37,133 +39,6 @@ const LAST_LINE_BYTES: usize = 1024;
 
 /// The longest grace for the rest of a gang that is broken, in milliseconds: it cannot save anything any more.
 pub const BROKEN_GRACE_MS: u64 = 2000;
-
-/// What happened.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Input {
-    /// A connection to the control plane is open; a port that is free here, and the log that is on disk.
-    Opened {
-        /// For rank 0.
-        port: u16,
-        /// From the first byte to one past the last.
-        log: (u64, u64),
-    },
-    /// The connection is gone.
-    Closed,
-    /// The control plane said something.
-    Message(ToAgent),
-    /// The ranks were started.
-    Spawned,
-    /// They were not, and none is left.
-    SpawnFailed {
-        /// Why.
-        reason: String,
-    },
-    /// A rank ended, and its output has been read.
-    Exited {
-        /// Which.
-        rank: u32,
-        /// How.
-        exit: Exit,
-        /// What torchrun left in the error file.
-        error: Vec<String>,
-    },
-    /// Answer to [`Output::Sweep`].
-    Swept {
-        /// Processes that were still there.
-        left: usize,
-        /// The node's clock.
-        unix_ms: i64,
-        /// One past the last byte of log.
-        log_end: u64,
-    },
-    /// A hook spoke.
-    Hook {
-        /// For this rank.
-        rank: u32,
-        /// What.
-        message: Message,
-    },
-    /// A rank wrote a line.
-    Line {
-        /// Which.
-        rank: u32,
-        /// The line.
-        text: String,
-    },
-    /// A command said something.
-    Exec {
-        /// Which.
-        id: u64,
-        /// What.
-        output: ExecOutput,
-    },
-    /// Somebody asked the agent to end (SIGTERM, SIGINT).
-    Terminated,
-    /// The time of [`Machine::next_timer`] came.
-    Timer,
-}
-
-/// What is to be done, in this order.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Output {
-    /// Send to the control plane.
-    Send(FromAgent),
-    /// Close the connection, and try again later.
-    Disconnect,
-    /// Start all ranks; answered by [`Input::Spawned`] or [`Input::SpawnFailed`].
-    Spawn(Launch),
-    /// Signal a rank's process group.
-    Signal {
-        /// Which.
-        rank: u32,
-        /// SIGTERM or SIGKILL.
-        signal: Signal,
-    },
-    /// Signal every process of the worker that no rank's process group holds, and count all that live; answered by [`Input::Swept`].
-    Sweep(Option<Signal>),
-    /// Tell the hooks that a stop began, or that there is none.
-    TellHooks(Option<String>),
-    /// A line of the agent in the log.
-    Note(String),
-    /// Ship the log from this offset on.
-    ShipFrom(u64),
-    /// Log before this offset may go.
-    LogDurable(u64),
-    /// Run a command with a rank's variables.
-    Exec {
-        /// Its number.
-        id: u64,
-        /// The rank.
-        rank: u32,
-        /// The command.
-        argv: Vec<String>,
-        /// Its input, base64.
-        stdin: String,
-    },
-    /// End a command.
-    ExecKill(u64),
-    /// End all commands.
-    ExecKillAll,
-    /// Write `ended.json`.
-    WriteEnded(Ended),
-    /// Remove it: a newer epoch begins.
-    RemoveEnded,
-    /// End the agent; with `clean`, remove the log and the socket before.
-    Exit {
-        /// Whether nobody needs what is on disk any more.
-        clean: bool,
-    },
-}
-
-/// A signal that ends processes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Signal {
-    /// Politely.
-    Term,
-    /// At once.
-    Kill,
-}
 
 #[derive(Clone, Debug, PartialEq)]
 enum Phase {

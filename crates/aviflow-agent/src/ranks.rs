@@ -71,9 +71,15 @@ impl Ranks {
         self.ranks.get(&rank).filter(|r| !r.ended).map(|r| r.pid)
     }
 
-    /// The processes of all ranks, which name their sessions and groups.
-    pub fn pids(&self) -> impl Iterator<Item = Pid> {
-        self.ranks.values().map(|r| r.pid)
+    /// Whether one lives.
+    #[must_use]
+    pub fn any_lives(&self) -> bool {
+        self.ranks.values().any(|r| !r.ended)
+    }
+
+    /// The processes of those that ended.
+    pub fn ended(&self) -> impl Iterator<Item = Pid> {
+        self.ranks.values().filter(|r| r.ended).map(|r| r.pid)
     }
 
     /// Adds the pipes to what is waited for.

@@ -84,6 +84,13 @@ fn status(pid: Pid) -> Option<Process> {
     Some(Process { pid, parent: number()?, group: number()?, session: number()? })
 }
 
+/// Whether anybody is in a session. Its number is free for others once nobody is.
+#[must_use]
+pub fn session_lives(session: Pid) -> bool {
+    let pids = fs::read_dir("/proc").into_iter().flatten().flatten();
+    pids.filter_map(|e| e.file_name().to_str()?.parse().ok()).filter_map(status).any(|p| p.session == session)
+}
+
 fn carries(pid: Pid, entry: &str) -> bool {
     let Ok(environment) = fs::read(format!("/proc/{pid}/environ")) else { return false };
     environment.split(|b| *b == 0).any(|variable| variable == entry.as_bytes())

@@ -58,6 +58,16 @@ pub fn become_subreaper() -> io::Result<()> {
     check(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) }).map(drop)
 }
 
+/// Leaves the session and process group of whoever started this process, and ignores SIGHUP: a terminal's
+/// Ctrl-C or its closing must not reach a training. Best effort: a leader is in a session of its own already.
+pub fn leave_terminal() {
+    // SAFETY: both have no preconditions.
+    unsafe {
+        libc::setsid();
+        libc::signal(libc::SIGHUP, libc::SIG_IGN);
+    }
+}
+
 /// The next child that ended, if one did.
 pub fn reap() -> Option<(Pid, Exit)> {
     wait(-1, libc::WNOHANG)

@@ -1,4 +1,5 @@
 use super::*;
+use crate::hooks::Message;
 use crate::wiring::tests::spec;
 use proptest::prelude::*;
 use std::collections::BTreeSet;

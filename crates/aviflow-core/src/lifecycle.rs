@@ -46,7 +46,7 @@ pub const LAUNCH_CODE: i32 = 127;
 
 /// What may happen to a job.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", tag = "kind")]
+#[serde(rename_all = "camelCase")]
 pub enum Event {
     /// The plan found a place.
     Place {
@@ -85,7 +85,7 @@ pub enum Event {
 
 /// What may happen to a worker.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", tag = "event")]
+#[serde(rename_all = "camelCase")]
 pub enum WorkerEvent {
     /// Its agent is connected and waits for the word to start.
     Ready {

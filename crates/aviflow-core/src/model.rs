@@ -216,7 +216,7 @@ pub struct Checkpoint {
 
 /// Where a job stands.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", tag = "phase")]
+#[serde(rename_all = "camelCase")]
 pub enum Phase {
     /// Waits for the plan.
     Queued,
@@ -259,7 +259,7 @@ pub struct Stopping {
 
 /// Why a gang is being stopped, which decides what follows.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", tag = "intent")]
+#[serde(rename_all = "camelCase")]
 pub enum Intent {
     /// A person cancelled the job.
     Cancel {

@@ -97,7 +97,7 @@ pub enum Order {
 
 /// What the cluster saw. May come twice, late, or in another order.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", tag = "observation")]
+#[serde(rename_all = "camelCase")]
 pub enum Observation {
     /// A node is there, or there again.
     NodeSeen {

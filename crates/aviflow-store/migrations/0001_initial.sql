@@ -37,6 +37,14 @@ CREATE TABLE nodes (
     node TEXT NOT NULL
 );
 
+-- How many GPUs a node had, from when on; the first row holds from the beginning of its account.
+CREATE TABLE capacity (
+    node  INTEGER NOT NULL,
+    since INTEGER NOT NULL,
+    gpus  INTEGER NOT NULL,
+    PRIMARY KEY (node, since)
+) WITHOUT ROWID;
+
 CREATE TABLE queues (
     name  TEXT PRIMARY KEY,
     queue TEXT NOT NULL

@@ -1,9 +1,9 @@
 //! Reading the whole live state, once, when the store is taken.
 
-use super::convert::{from_json, job_from_json, uint};
+use super::convert::{from_json, uint};
 use super::schema::sql;
 use aviflow_core::ledger::Open;
-use aviflow_core::model::{EnvironmentHash, EnvironmentState, JobId, Node, NodeId, Phase, Queue, Snapshot, Term};
+use aviflow_core::model::{EnvironmentHash, EnvironmentState, Job, JobId, Node, NodeId, Phase, Queue, Snapshot, Term};
 use aviflow_core::time::Time;
 use aviflow_engine::ports::{JobRecord, Loaded, StoreError};
 use rusqlite::{Connection, Row};
@@ -35,7 +35,7 @@ pub(super) fn load(conn: &Connection) -> Result<Loaded, StoreError> {
     let records = &mut loaded.records;
     each(conn, "SELECT id, job, record FROM jobs WHERE ended IS NULL ORDER BY id", |r| {
         let id = JobId(uint(r.get(0)?));
-        let job = job_from_json(r.get_ref(1)?.as_str()?)?;
+        let job: Job = from_json(r.get_ref(1)?.as_str()?)?;
         if job.phase == Phase::Queued {
             snapshot.waiting.insert(id);
         }

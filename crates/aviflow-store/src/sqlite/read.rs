@@ -2,7 +2,7 @@
 //!
 //! A reader sees the state of the last commit before its query began.
 
-use super::convert::{from_json, gpu_state, int, job_from_json, uint};
+use super::convert::{from_json, gpu_state, int, uint};
 use super::schema::{self, sql};
 use super::{FILE, load};
 use aviflow_core::gpus::GpuSet;
@@ -280,7 +280,7 @@ impl Reader {
 }
 
 fn kept(r: &Row<'_>) -> rusqlite::Result<Kept> {
-    let job = job_from_json(r.get_ref(0)?.as_str()?)?;
+    let job = from_json(r.get_ref(0)?.as_str()?)?;
     Ok(Kept { job, ended: r.get::<_, Option<i64>>(1)?.map(Time) })
 }
 

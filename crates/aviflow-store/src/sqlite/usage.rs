@@ -56,8 +56,8 @@ pub struct Usage {
     pub to: Time,
     /// Lines by key.
     pub rows: Vec<UsageRow>,
-    /// GPU-milliseconds that there were: for each node its GPUs over the part
-    /// of the period since its account began. The rows sum to it.
+    /// GPU-milliseconds that there were: for each node the GPUs it had, over the
+    /// part of the period since its account began. The rows sum to it.
     pub capacity: i128,
 }
 
@@ -80,7 +80,7 @@ impl Reader {
                 By::User | By::Queue | By::Job | By::State => closed(&tx, from, to, by, &mut sums)?,
             }
             open(&tx, from, to, by, &nodes, &mut sums)?;
-            let capacity = capacity(&tx, from, to, &nodes)?;
+            let capacity = capacity(&tx, from, to)?;
             let rows = sums.into_iter().map(|((job, key), gpu_ms)| UsageRow { key, job, gpu_ms }).collect();
             Ok(Usage { from, to, rows, capacity })
         })
@@ -201,21 +201,29 @@ fn open(
     Ok(())
 }
 
-fn capacity(conn: &Connection, from: Time, to: Time, nodes: &BTreeMap<NodeId, Node>) -> Result<i128, StoreError> {
-    let mut capacity = 0;
-    let mut missing = None;
+/// GPUs that there were, over the part of the period since each account began.
+fn capacity(conn: &Connection, from: Time, to: Time) -> Result<i128, StoreError> {
+    let mut began: BTreeMap<u32, Time> = BTreeMap::new();
     super::load::each(conn, "SELECT node, began FROM accounts", |r| {
-        let (id, began) = (NodeId(r.get(0)?), r.get::<_, i64>(1)?);
-        match nodes.get(&id) {
-            Some(node) => {
-                capacity += i128::from(node.gpus.count()) * i128::from(to.since(Time(began.max(from.0))).0);
-            }
-            None => missing = Some(id),
-        }
+        began.insert(r.get(0)?, Time(r.get(1)?));
         Ok(())
     })?;
-    match missing {
-        Some(id) => Err(failed(format!("node {} has an account and was never stored; restore a backup", id.0))),
-        None => Ok(capacity),
+    let mut sizes: BTreeMap<u32, Vec<(Time, u32)>> = BTreeMap::new();
+    super::load::each(conn, "SELECT node, since, gpus FROM capacity ORDER BY node, since", |r| {
+        sizes.entry(r.get(0)?).or_default().push((Time(r.get(1)?), r.get(2)?));
+        Ok(())
+    })?;
+    let mut capacity = 0;
+    for (node, began) in began {
+        let Some(sizes) = sizes.get(&node) else {
+            return Err(failed(format!("node {node} has an account and was never stored; restore a backup")));
+        };
+        for (index, (since, gpus)) in sizes.iter().enumerate() {
+            let first = if index == 0 { began } else { (*since).max(began) };
+            let last = sizes.get(index + 1).map_or(to, |next| next.0.max(began));
+            let ms = last.min(to).since(first.max(from));
+            capacity += i128::from(*gpus) * i128::from(ms.0);
+        }
     }
+    Ok(capacity)
 }

@@ -3,7 +3,7 @@
 use super::convert::{int, to_json, uint};
 use super::schema::{failed, sql};
 use aviflow_core::ledger::{Entry, Open};
-use aviflow_core::model::{Job, JobId, NodeId, Term};
+use aviflow_core::model::{Job, JobId, Node, NodeId, Term};
 use aviflow_core::time::Time;
 use aviflow_engine::ports::{Batch, JobRecord, StoreError};
 use rusqlite::{Connection, OptionalExtension};
@@ -36,6 +36,7 @@ pub(super) fn batch(conn: &Connection, batch: &Batch, journal_rows: u64) -> Resu
         let text = "INSERT INTO nodes (id, name, node) VALUES (?1, ?2, ?3)
                     ON CONFLICT (id) DO UPDATE SET name = ?2, node = ?3";
         execute(conn, text, (node.id.0, &node.name, to_json(node)?))?;
+        capacity(conn, node, batch.at)?;
     }
     for queue in &batch.queues {
         let text = "INSERT INTO queues (name, queue) VALUES (?1, ?2) ON CONFLICT (name) DO UPDATE SET queue = ?2";
@@ -63,6 +64,19 @@ pub(super) fn batch(conn: &Connection, batch: &Batch, journal_rows: u64) -> Resu
     }
     journal(conn, batch, journal_rows)?;
     meta(conn, batch)
+}
+
+/// Notes how many GPUs a node has, where that changed.
+fn capacity(conn: &Connection, node: &Node, at: Time) -> Result<(), StoreError> {
+    let last = "SELECT gpus FROM capacity WHERE node = ?1 ORDER BY since DESC LIMIT 1";
+    let had: Option<u32> =
+        conn.prepare_cached(last).and_then(|mut q| q.query_row([node.id.0], |r| r.get(0)).optional()).map_err(sql)?;
+    if had == Some(node.gpus.count()) {
+        return Ok(());
+    }
+    let text = "INSERT INTO capacity (node, since, gpus) VALUES (?1, ?2, ?3)
+                ON CONFLICT (node, since) DO UPDATE SET gpus = ?3";
+    execute(conn, text, (node.id.0, at.0, node.gpus.count())).map(|_| ())
 }
 
 fn jobs(conn: &Connection, batch: &Batch) -> Result<(), StoreError> {

@@ -414,6 +414,38 @@ proptest! {
 }
 
 #[test]
+fn a_node_that_changes_its_size_still_sums_to_the_capacity() {
+    let folder = TempDir::new().unwrap();
+    let mut store = SqliteStore::open(folder.path()).unwrap();
+    let _ = store.acquire().unwrap();
+    let mut ledger = Ledger::default();
+    let mut size = |generation, at, gpus| {
+        let node = Node { gpus: Slots::first(gpus), ..node(1) };
+        let entries = match generation {
+            1 => {
+                ledger.open_node(&node, Time(at));
+                vec![]
+            }
+            _ => ledger.resize_node(NodeId(1), node.gpus, Time(at)),
+        };
+        let open = vec![(NodeId(1), ledger.node(NodeId(1)).to_vec())];
+        let batch =
+            Batch { term: Term(1), generation, at: Time(at), nodes: vec![node], open, entries, ..Batch::default() };
+        store.commit(&batch).unwrap();
+    };
+    size(1, 1000, 8);
+    size(2, 2000, 4);
+    size(3, 3000, 0);
+    size(4, 5000, 2);
+    let reader = store.reader().unwrap();
+    for (from, to, expected) in [(0, 6000, 8000 + 4000 + 2000), (1500, 2500, 4000 + 2000), (3000, 5000, 0)] {
+        let usage = reader.usage(Time(from), Time(to), Time(9000), By::State).unwrap();
+        assert_eq!(usage.capacity, expected);
+        assert_eq!(usage.rows.iter().map(UsageRow::total).sum::<i128>(), expected);
+    }
+}
+
+#[test]
 #[ignore = "prints what a commit and a load cost; for people"]
 fn cost() {
     let (folder, mut store, mut world) = filled(0);

@@ -1,0 +1,301 @@
+//! Commands about jobs.
+
+use super::Output;
+use clap::Args;
+use std::path::PathBuf;
+
+/// What a submission is made of; the same for `run` and `plan`.
+#[derive(Args, Clone, Debug, Default)]
+pub struct SubmitArgs {
+    /// The document, or the folder with its job.yaml or aviflow.yaml
+    #[arg(value_name = "FILE|DIR")]
+    pub document: Option<PathBuf>,
+
+    /// Arguments appended to the document's `run`; without a document, the command itself
+    #[arg(last = true, value_name = "ARGS")]
+    pub arguments: Vec<String>,
+
+    /// Set a field of the document, such as `gpusPerNode=4` or `retry.failures=1` (repeatable)
+    #[arg(long = "set", value_name = "FIELD=VALUE")]
+    pub set: Vec<String>,
+
+    /// Set an environment variable of the job (repeatable)
+    #[arg(short, long = "env", value_name = "NAME=VALUE")]
+    pub env: Vec<String>,
+
+    /// The name of the work
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
+
+    /// The queue
+    #[arg(long, value_name = "QUEUE")]
+    pub queue: Option<String>,
+
+    /// The priority: low, normal, high or urgent
+    #[arg(long, value_name = "PRIORITY")]
+    pub priority: Option<String>,
+
+    /// How many nodes, such as `2`, or `2-8`
+    #[arg(long, value_name = "N")]
+    pub nodes: Option<String>,
+
+    /// How many GPUs on each node
+    #[arg(long, value_name = "N")]
+    pub gpus_per_node: Option<String>,
+
+    /// The accelerator type; several in order of preference (repeatable)
+    #[arg(long, value_name = "TYPE")]
+    pub gpu_type: Vec<String>,
+
+    /// The environment, as NAME or NAME@VERSION
+    #[arg(long, value_name = "ENVIRONMENT")]
+    pub environment: Option<String>,
+
+    /// The folder of the code; without a document, `.` if the command names a file in it
+    #[arg(long, value_name = "DIR")]
+    pub code: Option<String>,
+
+    /// The greatest time running, such as `24h`
+    #[arg(long, value_name = "DURATION")]
+    pub time_limit: Option<String>,
+
+    /// The seed that the training gets; one is drawn if nothing is said
+    #[arg(long, value_name = "N")]
+    pub seed: Option<String>,
+
+    /// The greatest code snapshot that is taken, such as `300MB`
+    #[arg(long, value_name = "SIZE", default_value = "100MB")]
+    pub max_snapshot: String,
+
+    /// Take a code snapshot of any size
+    #[arg(long, conflicts_with = "max_snapshot")]
+    pub allow_large_snapshot: bool,
+}
+
+/// `run`
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Follows the job until it ends and exits with the job's own code. Ctrl-C detaches: the job goes
+on, and the exit code is 0. Everything that runs is a snapshot taken now; files that are changed
+later change nothing.
+
+Examples:
+  aviflow run job.yaml
+  aviflow run examples/tiny-gpt --set seed=7 -- --steps 200
+  aviflow run --nodes 2 --gpus-per-node 8 -- torchrun train.py
+  aviflow run job.yaml --detach && aviflow logs -f tiny-gpt")]
+pub struct RunArgs {
+    /// The submission
+    #[command(flatten)]
+    pub submit: SubmitArgs,
+
+    /// Submit and return at once
+    #[arg(short, long)]
+    pub detach: bool,
+}
+
+/// `plan`
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  aviflow plan job.yaml
+  aviflow plan job.yaml --nodes 4 -o json")]
+pub struct PlanArgs {
+    /// The submission
+    #[command(flatten)]
+    pub submit: SubmitArgs,
+
+    /// The form of the answer
+    #[command(flatten)]
+    pub output: Output,
+}
+
+/// `ls`
+#[derive(Args, Debug, Default)]
+#[command(after_help = "\
+Without options: jobs that are live, and those that ended in the last day.
+
+Examples:
+  aviflow ls --waiting            what waits, and why
+  aviflow ls --all --user ada
+  aviflow cancel $(aviflow ls -q --queue nlp)")]
+pub struct LsArgs {
+    /// Only jobs that wait
+    #[arg(short, long, conflicts_with = "all")]
+    pub waiting: bool,
+
+    /// All jobs that are kept, ended long ago too
+    #[arg(short, long)]
+    pub all: bool,
+
+    /// Only jobs of this user
+    #[arg(short, long, value_name = "USER")]
+    pub user: Option<String>,
+
+    /// Only jobs of this queue
+    #[arg(long, value_name = "QUEUE")]
+    pub queue: Option<String>,
+
+    /// Names only, one a line
+    #[arg(short, long)]
+    pub quiet: bool,
+
+    /// The form of the answer
+    #[command(flatten)]
+    pub output: Output,
+}
+
+/// `show`
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  aviflow show tiny-gpt
+  aviflow show tiny-gpt --file > again.yaml")]
+pub struct ShowArgs {
+    /// The job
+    pub job: String,
+
+    /// Print the document as it was submitted, with every default filled in
+    #[arg(long, conflicts_with = "format")]
+    pub file: bool,
+
+    /// The form of the answer
+    #[command(flatten)]
+    pub output: Output,
+}
+
+/// `logs`
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  aviflow logs -f tiny-gpt
+  aviflow logs tiny-gpt --rank 0,2 --grep loss --tail 100
+  aviflow logs tiny-gpt --attempt 1 --since 10m")]
+pub struct LogsArgs {
+    /// The job
+    pub job: String,
+
+    /// Go on with new lines until the job ends
+    #[arg(short, long)]
+    pub follow: bool,
+
+    /// Only these ranks, such as `0` or `0,2`
+    #[arg(short, long, value_name = "RANKS", value_delimiter = ',')]
+    pub rank: Vec<u32>,
+
+    /// Only lines that contain this text
+    #[arg(short, long, value_name = "TEXT")]
+    pub grep: Option<String>,
+
+    /// Only lines of the last while, such as `10m`
+    #[arg(long, value_name = "DURATION")]
+    pub since: Option<String>,
+
+    /// Only this attempt
+    #[arg(long, value_name = "N")]
+    pub attempt: Option<u32>,
+
+    /// Only the last N lines
+    #[arg(short = 'n', long, value_name = "N")]
+    pub tail: Option<usize>,
+
+    /// Say when each line was written
+    #[arg(short, long)]
+    pub timestamps: bool,
+
+    /// The form of the answer; json is one line of output in each line
+    #[command(flatten)]
+    pub output: Output,
+}
+
+/// `cancel`
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Its ranks get SIGTERM and their grace, then SIGKILL. Checkpoints and outputs are kept.
+
+Examples:
+  aviflow cancel tiny-gpt
+  aviflow cancel tiny-gpt-2 tiny-gpt-3")]
+pub struct CancelArgs {
+    /// The jobs
+    #[arg(required = true, value_name = "JOB")]
+    pub jobs: Vec<String>,
+}
+
+/// `suspend`
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  aviflow suspend tiny-gpt")]
+pub struct SuspendArgs {
+    /// The jobs
+    #[arg(required = true, value_name = "JOB")]
+    pub jobs: Vec<String>,
+}
+
+/// `rerun`
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Repeats the submitted document with the same code snapshot, environment and seed. With --exact it
+first verifies that code, environment, data and machine are what they were, and submits nothing
+where they are not.
+
+Examples:
+  aviflow rerun tiny-gpt
+  aviflow rerun tiny-gpt --set seed=8
+  aviflow rerun tiny-gpt --exact")]
+pub struct RerunArgs {
+    /// The job
+    pub job: String,
+
+    /// Refuse if anything would be different, and list what
+    #[arg(long, conflicts_with = "set")]
+    pub exact: bool,
+
+    /// Change a field of the document (repeatable)
+    #[arg(long = "set", value_name = "FIELD=VALUE")]
+    pub set: Vec<String>,
+
+    /// Submit and return at once
+    #[arg(short, long)]
+    pub detach: bool,
+}
+
+/// `exec`
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  aviflow exec tiny-gpt -- nvidia-smi
+  aviflow exec tiny-gpt --rank 3 -- py-spy dump --pid 1")]
+pub struct ExecArgs {
+    /// The job
+    pub job: String,
+
+    /// The rank whose node, folder and variables the command gets
+    #[arg(short, long, value_name = "RANK", default_value_t = 0)]
+    pub rank: u32,
+
+    /// Pass standard input on, whole
+    #[arg(short = 'i', long)]
+    pub stdin: bool,
+
+    /// The command
+    #[arg(last = true, required = true, value_name = "CMD")]
+    pub command: Vec<String>,
+}
+
+/// `cp`
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  aviflow cp tiny-gpt:/out ./results
+  aviflow cp tiny-gpt:/checkpoints/step-400 .")]
+pub struct CpArgs {
+    /// The job and a path of its outputs or checkpoints
+    #[arg(value_name = "JOB:PATH")]
+    pub source: String,
+
+    /// Where to; a folder that exists gets the copy inside it
+    #[arg(value_name = "DEST", default_value = ".")]
+    pub destination: PathBuf,
+}

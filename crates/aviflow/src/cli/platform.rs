@@ -1,0 +1,262 @@
+//! Commands about the platform: nodes, queues, environments, use, the control plane.
+
+use super::Output;
+use clap::{Args, Subcommand, ValueEnum};
+use std::path::PathBuf;
+
+/// `node`
+#[derive(Debug, Subcommand)]
+pub enum NodeCommand {
+    /// List nodes and what holds their GPUs
+    #[command(alias = "list")]
+    Ls {
+        /// The form of the answer
+        #[command(flatten)]
+        output: Output,
+    },
+    /// Show a node, GPU by GPU
+    #[command(alias = "describe")]
+    Show {
+        /// The node
+        node: String,
+        /// The form of the answer
+        #[command(flatten)]
+        output: Output,
+    },
+    /// Give a node no new work; what runs goes on
+    #[command(alias = "drain")]
+    Cordon {
+        /// The nodes
+        #[arg(required = true, value_name = "NODE")]
+        nodes: Vec<String>,
+    },
+    /// Give a node new work again
+    Uncordon {
+        /// The nodes
+        #[arg(required = true, value_name = "NODE")]
+        nodes: Vec<String>,
+    },
+}
+
+/// `queue`
+#[derive(Debug, Subcommand)]
+pub enum QueueCommand {
+    /// List queues with what runs and waits in them
+    #[command(alias = "list")]
+    Ls {
+        /// The form of the answer
+        #[command(flatten)]
+        output: Output,
+    },
+}
+
+/// `env`
+#[derive(Debug, Subcommand)]
+pub enum EnvCommand {
+    /// List environments
+    #[command(alias = "list")]
+    Ls {
+        /// The form of the answer
+        #[command(flatten)]
+        output: Output,
+    },
+    /// Show an environment and its locked packages
+    #[command(alias = "describe")]
+    Show {
+        /// The environment, as NAME or NAME@VERSION
+        environment: String,
+        /// The form of the answer
+        #[command(flatten)]
+        output: Output,
+    },
+}
+
+/// What the rows of a usage report are by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum UsageBy {
+    User,
+    Queue,
+    Job,
+    State,
+}
+
+impl UsageBy {
+    /// The word of the REST API.
+    pub fn word(self) -> &'static str {
+        match self {
+            UsageBy::User => "user",
+            UsageBy::Queue => "queue",
+            UsageBy::Job => "job",
+            UsageBy::State => "state",
+        }
+    }
+}
+
+/// `usage`
+#[derive(Args, Debug)]
+#[command(after_help = "\
+The rows sum to the capacity exactly. Times are DATE (2026-03-01), DATE and time
+(2026-03-01T12:00, UTC), or milliseconds since 1970.
+
+Examples:
+  aviflow usage
+  aviflow usage --by state --since 24h
+  aviflow usage --by queue --from 2026-03-01 --to 2026-04-01 -o json")]
+pub struct UsageArgs {
+    /// One row for each user, queue, job or state
+    #[arg(long, value_name = "WHAT", default_value = "user", hide_possible_values = true, hide_default_value = true)]
+    pub by: UsageBy,
+
+    /// The period up to now
+    #[arg(long, value_name = "DURATION", default_value = "7d", conflicts_with_all = ["from", "to"])]
+    pub since: String,
+
+    /// The first instant of the period
+    #[arg(long, value_name = "TIME")]
+    pub from: Option<String>,
+
+    /// The instant after its last
+    #[arg(long, value_name = "TIME")]
+    pub to: Option<String>,
+
+    /// The form of the answer
+    #[command(flatten)]
+    pub output: Output,
+}
+
+/// `server`
+#[derive(Debug, Subcommand)]
+pub enum ServerCommand {
+    /// Start the control plane of this machine in the background
+    Start(StartArgs),
+    /// Stop it; trainings go on, and are taken up by the next start
+    Stop,
+    /// Say whether it runs, where, and with what
+    Status {
+        /// The form of the answer
+        #[command(flatten)]
+        output: Output,
+    },
+}
+
+/// `server start`
+#[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
+#[command(after_help = "\
+Examples:
+  aviflow server start
+  aviflow server start --nodes 4 --gpus-per-node 8 --gpu-type H100")]
+pub struct StartArgs {
+    /// Virtual nodes of the local pool [default: as before, or 2]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub nodes: Option<u32>,
+
+    /// GPUs on each of them [default: as before, or 8]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub gpus_per_node: Option<u32>,
+
+    /// Their accelerator type [default: as before, or virtual]
+    #[arg(long, value_name = "TYPE")]
+    pub gpu_type: Option<String>,
+
+    /// Where to listen [default: a free port of 127.0.0.1]
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub listen: Option<String>,
+}
+
+/// `serve`
+#[derive(Args, Clone, Debug, Default)]
+#[command(after_help = "\
+Writes its address to server.json and its token to `token` in the home folder, for this user
+alone. SIGTERM ends it; trainings go on.
+
+Examples:
+  aviflow serve --nodes 2 --gpus-per-node 8")]
+pub struct ServeArgs {
+    /// Where state lives [default: $AVIFLOW_HOME, or aviflow in the user's state folder]
+    #[arg(long, value_name = "FOLDER")]
+    pub home: Option<PathBuf>,
+
+    /// The pool and the address
+    #[command(flatten)]
+    pub pool: StartArgs,
+
+    /// In a session of its own; says on standard output, in one line of JSON, that it serves
+    #[arg(long, hide = true)]
+    pub background: bool,
+}
+
+/// `store`
+#[derive(Debug, Subcommand)]
+pub enum StoreCommand {
+    /// Copy the store to a file, also while it is in use
+    Backup {
+        /// The file; must not exist
+        file: PathBuf,
+    },
+    /// Put a backup in the store's place; the control plane must be stopped
+    Restore {
+        /// The file
+        file: PathBuf,
+    },
+}
+
+/// `login`
+#[derive(Args, Debug)]
+#[command(after_help = "\
+A token is never an argument: arguments are seen by everybody on the machine.
+
+Examples:
+  aviflow login https://aviflow.example.com --token-file token.txt
+  pass show aviflow | aviflow login https://aviflow.example.com --token-file - --name work")]
+pub struct LoginArgs {
+    /// The control plane's address
+    pub url: String,
+
+    /// The file with the token; `-` reads it from standard input
+    #[arg(long, value_name = "FILE", required = true)]
+    pub token_file: PathBuf,
+
+    /// What to call it here [default: the host's name]
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
+}
+
+/// `context`
+#[derive(Debug, Subcommand)]
+pub enum ContextCommand {
+    /// List them
+    #[command(alias = "list")]
+    Ls {
+        /// The form of the answer
+        #[command(flatten)]
+        output: Output,
+    },
+    /// Use another one from now on
+    Use {
+        /// Its name; `local` is this machine
+        name: String,
+    },
+    /// Add or change one
+    Set {
+        /// Its name
+        name: String,
+        /// The address
+        #[arg(long, value_name = "URL")]
+        url: String,
+        /// The file with the token
+        #[arg(long, value_name = "FILE")]
+        token_file: Option<PathBuf>,
+    },
+    /// Show the one in use
+    Show {
+        /// The form of the answer
+        #[command(flatten)]
+        output: Output,
+    },
+    /// Forget one
+    #[command(alias = "delete")]
+    Rm {
+        /// Its name
+        name: String,
+    },
+}

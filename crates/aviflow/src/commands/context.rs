@@ -1,0 +1,144 @@
+//! `login` and `context`.
+
+use super::{App, table};
+use crate::cli::{ContextCommand, LoginArgs};
+use crate::client::Client;
+use crate::context::{Context, LOCAL, check_url, config_path, name_of};
+use crate::error::{Failure, Result, While};
+use crate::home::write_private;
+use crate::output::print;
+use crate::render::View;
+use crate::render::table::{Align, Table};
+use serde::Serialize;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+/// `aviflow login`
+pub fn login(app: &App, args: &LoginArgs) -> Result<()> {
+    let url = check_url(&args.url)?;
+    let token = read(&args.token_file)?;
+    let name = args.name.clone().unwrap_or_else(|| name_of(&url));
+    check_name(&name)?;
+    // A wrong token should be seen now and not with the first job.
+    Client::new(&name, &url, Some(token.clone())).server()?;
+    let path = config_path()?;
+    let token_file = path.with_file_name("tokens").join(&name);
+    write_private(&token_file, format!("{token}\n").as_bytes())?;
+    let mut config = app.config.clone();
+    config.put(Context { name: name.clone(), url: url.clone(), token_file: Some(token_file) });
+    config.current = Some(name.clone());
+    config.write(&path)?;
+    print(&format!("logged in to {url}; context `{name}` is in use\n"));
+    Ok(())
+}
+
+fn read(path: &Path) -> Result<String> {
+    let mut text = String::new();
+    if path == Path::new("-") {
+        std::io::stdin().lock().read_to_string(&mut text).or_fail(|| "standard input cannot be read".to_owned())?;
+    } else {
+        text = std::fs::read_to_string(path).or_fail(|| format!("the token file {} cannot be read", path.display()))?;
+    }
+    let token = text.trim().to_owned();
+    let fine = !token.is_empty() && token.bytes().all(|b| b.is_ascii_graphic());
+    if fine {
+        Ok(token)
+    } else {
+        Err(Failure::usage(format!("{} holds no token", path.display())).help("a token is one word"))
+    }
+}
+
+fn check_name(name: &str) -> Result<()> {
+    let plain = !name.is_empty()
+        && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
+        && !name.starts_with('.');
+    match (plain, name == LOCAL) {
+        (true, false) => Ok(()),
+        (_, true) => Err(Failure::usage("`local` is the name of this machine's own control plane")
+            .help("choose another with --name")),
+        (false, _) => {
+            Err(Failure::usage(format!("`{name}` is no name of a context"))
+                .help("use letters, digits, `-`, `_` and `.`"))
+        }
+    }
+}
+
+/// A context as it is shown.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Shown {
+    name: String,
+    url: Option<String>,
+    token_file: Option<PathBuf>,
+    current: bool,
+}
+
+/// `aviflow context`
+pub fn context(app: &App, command: Option<ContextCommand>) -> Result<()> {
+    let path = config_path()?;
+    let mut config = app.config.clone();
+    match command.unwrap_or(ContextCommand::Ls { output: table() }) {
+        ContextCommand::Ls { output } => {
+            let list = list(app)?;
+            app.output.answer(output.format, &list, |view| render(&list, view))
+        }
+        ContextCommand::Show { output } => {
+            let list: Vec<Shown> = list(app)?.into_iter().filter(|c| c.current).collect();
+            app.output.answer(output.format, &list.first(), |view| render(&list, view))
+        }
+        ContextCommand::Use { name } => {
+            config.find(&name)?;
+            config.current = Some(name.clone());
+            config.write(&path)?;
+            print(&format!("context `{name}` is in use\n"));
+            Ok(())
+        }
+        ContextCommand::Set { name, url, token_file } => {
+            check_name(&name)?;
+            let url = check_url(&url)?;
+            let token_file = token_file
+                .map(|p| std::path::absolute(&p).or_fail(|| format!("{} is no path", p.display())))
+                .transpose()?;
+            config.put(Context { name: name.clone(), url: url.clone(), token_file });
+            config.write(&path)?;
+            print(&format!("context `{name}` is {url}\n"));
+            Ok(())
+        }
+        ContextCommand::Rm { name } => {
+            check_name(&name)?;
+            config.find(&name)?;
+            config.contexts.retain(|c| c.name != name);
+            config.current = config.current.filter(|c| *c != name);
+            config.write(&path)?;
+            print(&format!("context `{name}` is forgotten\n"));
+            Ok(())
+        }
+    }
+}
+
+fn list(app: &App) -> Result<Vec<Shown>> {
+    let current = app.config.current(app.asked.as_deref());
+    app.config.find(&current)?;
+    let local = Shown {
+        name: LOCAL.to_owned(),
+        url: app.home.server()?.map(|s| s.url),
+        token_file: Some(app.home.join("token")),
+        current: current == LOCAL,
+    };
+    let others = app.config.contexts.iter().map(|c| Shown {
+        name: c.name.clone(),
+        url: Some(c.url.clone()),
+        token_file: c.token_file.clone(),
+        current: current == c.name,
+    });
+    Ok(std::iter::once(local).chain(others).collect())
+}
+
+fn render(list: &[Shown], view: View) -> String {
+    let mut table = Table::new(&[("used", Align::Left), ("context", Align::Left), ("address", Align::Left)]);
+    for c in list {
+        let address = c.url.as_deref().unwrap_or("(not running)");
+        table.row([if c.current { "*" } else { "" }.into(), c.name.as_str().into(), address.into()]);
+    }
+    table.render(view.width, view.style)
+}

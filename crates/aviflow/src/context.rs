@@ -1,0 +1,218 @@
+//! Which control plane a command speaks to.
+//!
+//! `config.yaml` knows control planes by name. The one of this machine is always
+//! there under the name `local` and needs no entry.
+
+use crate::client::Client;
+use crate::error::{Failure, Result, While};
+use crate::home::{Home, read_token, write_private};
+use crate::render::yaml::to_yaml;
+use aviflow_api::source::Sources;
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+
+/// The name of this machine's own control plane.
+pub const LOCAL: &str = "local";
+
+/// `config.yaml`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Config {
+    /// The context in use; `local` if nothing is said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub current: Option<String>,
+    /// The known ones.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub contexts: Vec<Context>,
+    /// The queue of documents that name none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub queue: Option<String>,
+    /// The priority of documents that name none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub priority: Option<String>,
+}
+
+/// A control plane.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Context {
+    /// What it is called here.
+    pub name: String,
+    /// Its address.
+    pub url: String,
+    /// The file with the token.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub token_file: Option<PathBuf>,
+}
+
+/// Where `config.yaml` is: `$AVIFLOW_CONFIG`, else in the user's folder of configurations.
+pub fn config_path() -> Result<PathBuf> {
+    let var = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    var("AVIFLOW_CONFIG")
+        .or_else(|| Some(var("XDG_CONFIG_HOME").filter(|p| p.is_absolute())?.join("aviflow/config.yaml")))
+        .or_else(|| Some(var("HOME")?.join(".config/aviflow/config.yaml")))
+        .ok_or_else(|| Failure::new("there is no home folder").help("set AVIFLOW_CONFIG"))
+}
+
+impl Config {
+    /// Reads the file; one that is not there is empty.
+    pub fn read(path: &Path) -> Result<Config> {
+        let bytes = match std::fs::read(path) {
+            Ok(bytes) => bytes,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Config::default()),
+            Err(e) => return Err(Failure::new(format!("{} cannot be read: {e}", path.display()))),
+        };
+        let mut sources = Sources::default();
+        let name = path.display().to_string();
+        let root = aviflow_api::yaml::parse_bytes(&mut sources, &name, &bytes).map_err(|diagnostics| {
+            let plain = aviflow_api::render::Style::Plain;
+            Failure::document(aviflow_api::render::render(&diagnostics, &sources, plain))
+        })?;
+        if root.is_null() {
+            return Ok(Config::default());
+        }
+        serde_json::from_value(root.to_json()).map_err(|e| {
+            Failure::usage(format!("{name}: {e}")).help("`aviflow context ls` and `aviflow login` write this file")
+        })
+    }
+
+    /// Writes the file.
+    pub fn write(&self, path: &Path) -> Result<()> {
+        let value = serde_json::to_value(self).or_fail(|| "the configuration cannot be written".to_owned())?;
+        write_private(path, to_yaml(&value).as_bytes())
+    }
+
+    /// The name of the context in use.
+    pub fn current(&self, asked: Option<&str>) -> String {
+        asked.or(self.current.as_deref()).unwrap_or(LOCAL).to_owned()
+    }
+
+    /// A context by its name; `None` is this machine.
+    pub fn find(&self, name: &str) -> Result<Option<&Context>> {
+        if name == LOCAL {
+            return Ok(None);
+        }
+        self.contexts.iter().find(|c| c.name == name).map(Some).ok_or_else(|| {
+            let names: Vec<&str> =
+                std::iter::once(LOCAL).chain(self.contexts.iter().map(|c| c.name.as_str())).collect();
+            Failure::usage(format!("there is no context `{name}`"))
+                .why(format!("there are: {}", names.join(", ")))
+                .help("`aviflow login URL --token-file FILE` adds one")
+        })
+    }
+
+    /// Adds or replaces a context.
+    pub fn put(&mut self, context: Context) {
+        self.contexts.retain(|c| c.name != context.name);
+        self.contexts.push(context);
+        self.contexts.sort_by(|a, b| a.name.cmp(&b.name));
+    }
+}
+
+/// An address as it is kept: with its scheme and without a slash at its end.
+pub fn check_url(url: &str) -> Result<String> {
+    let wrong = |why: &str| {
+        Failure::usage(format!("`{url}` is no address of a control plane: {why}"))
+            .help("write it as https://HOST or http://HOST:PORT")
+    };
+    let rest = url
+        .strip_prefix("https://")
+        .or_else(|| url.strip_prefix("http://"))
+        .ok_or_else(|| wrong("it begins with neither https:// nor http://"))?;
+    let host = rest.split('/').next().unwrap_or_default();
+    if host.is_empty() || host.contains(char::is_whitespace) {
+        return Err(wrong("it has no host"));
+    }
+    if host.contains('@') {
+        return Err(wrong("a user or password in it would be seen by others; a token belongs into a file"));
+    }
+    Ok(url.trim_end_matches('/').to_owned())
+}
+
+/// A name for the context of an address: its host.
+pub fn name_of(url: &str) -> String {
+    let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
+    rest.split(['/', ':']).next().unwrap_or(rest).to_owned()
+}
+
+/// A control plane to speak to, or why there is none.
+pub fn connect(home: &Home, config: &Config, asked: Option<&str>) -> Result<Client> {
+    let name = config.current(asked);
+    match config.find(&name)? {
+        Some(context) => {
+            let token = match &context.token_file {
+                None => None,
+                Some(path) => Some(read_token(path)?.ok_or_else(|| {
+                    Failure::new(format!("the token of context `{name}` is not there: {}", path.display()))
+                        .help(format!("`aviflow login {} --token-file FILE` sets it", context.url))
+                })?),
+            };
+            Ok(Client::new(&name, &context.url, token))
+        }
+        None => local(home)?.ok_or_else(no_server),
+    }
+}
+
+/// The control plane of this machine, if it runs.
+pub fn local(home: &Home) -> Result<Option<Client>> {
+    let Some(server) = home.server()? else { return Ok(None) };
+    Ok(Some(Client::new(LOCAL, &server.url, home.token()?)))
+}
+
+/// Nothing runs here.
+pub fn no_server() -> Failure {
+    Failure::new("no control plane runs on this machine")
+        .help("start it with `aviflow server start`, or use another with `aviflow context use NAME`")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn context(name: &str) -> Context {
+        Context { name: name.into(), url: format!("https://{name}"), token_file: Some("/t".into()) }
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let folder = tempfile::tempdir().expect("folder");
+        let path = folder.path().join("deep/config.yaml");
+        assert_eq!(Config::read(&path), Ok(Config::default()));
+        let mut config = Config { current: Some("work".into()), queue: Some("nlp".into()), ..Config::default() };
+        config.put(context("work"));
+        config.put(context("home"));
+        config.put(context("work"));
+        config.write(&path).expect("write");
+        assert_eq!(Config::read(&path), Ok(config));
+        insta::assert_snapshot!(std::fs::read_to_string(&path).expect("file"));
+    }
+
+    #[test]
+    fn the_local_one_needs_no_entry_and_unknown_ones_are_named() {
+        let config = Config { contexts: vec![context("work")], ..Config::default() };
+        assert_eq!(config.current(None), LOCAL);
+        assert_eq!(config.find(LOCAL), Ok(None));
+        assert_eq!(config.find("work").expect("work").map(|c| c.url.as_str()), Some("https://work"));
+        let failure = config.find("wrok").expect_err("unknown");
+        assert_eq!((failure.code, failure.why), (2, vec!["there are: local, work".to_owned()]));
+    }
+
+    #[test]
+    fn addresses_are_checked() {
+        assert_eq!(check_url("https://a.example/").as_deref(), Ok("https://a.example"));
+        for wrong in ["a.example", "https://", "https://user:password@a", "ftp://a"] {
+            assert!(check_url(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!(name_of("https://a.example:8443/x"), "a.example");
+    }
+
+    #[test]
+    fn a_file_that_is_wrong_says_where() {
+        let folder = tempfile::tempdir().expect("folder");
+        let path = folder.path().join("config.yaml");
+        std::fs::write(&path, "contexts:\n  - name: [\n").expect("write");
+        assert_eq!(Config::read(&path).expect_err("wrong").code, 2);
+        std::fs::write(&path, "contextes: []\n").expect("write");
+        assert!(Config::read(&path).expect_err("wrong").message.contains("contextes"));
+    }
+}

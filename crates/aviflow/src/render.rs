@@ -1,0 +1,28 @@
+//! What a person reads. Pure: REST types, the time and the width in, text out.
+
+pub mod job;
+pub mod jobs;
+pub mod number;
+pub mod plan;
+pub mod platform;
+pub mod style;
+pub mod summary;
+pub mod table;
+pub mod usage;
+pub mod yaml;
+
+use style::Style;
+
+/// Where and when something is rendered.
+#[derive(Clone, Copy, Debug)]
+pub struct View {
+    /// Now, in milliseconds since 1970.
+    pub now: i64,
+    /// Columns, where the output is a terminal.
+    pub width: Option<usize>,
+    /// Colours or none.
+    pub style: Style,
+}
+
+#[cfg(test)]
+pub mod samples;

@@ -1,0 +1,63 @@
+//! What would happen to a submission.
+
+use super::job::{Pairs, command};
+use super::style::Styled;
+use super::{View, jobs};
+use aviflow_api::rest::PlanAnswer;
+use aviflow_api::spec::Provenance;
+
+/// `aviflow plan`.
+pub fn plan(answer: &PlanAnswer, provenance: &Provenance, view: View) -> String {
+    let spec = &answer.spec;
+    let (word, colour) = if answer.starts_now { ("would start now", "32") } else { ("would wait", "33") };
+    let mut out = format!("{} {}\n", answer.name.style(view.style, "1"), word.style(view.style, colour));
+    let mut pairs = Pairs::default();
+    if let Some(verdict) = &answer.verdict {
+        pairs.put("because", jobs::reason(verdict));
+        pairs.put("place", format!("{} of {}", verdict.place, verdict.waiting));
+    }
+    pairs.put("on", answer.on.join(", "));
+    let nodes = if spec.nodes.min == spec.nodes.max {
+        spec.nodes.min.to_string()
+    } else {
+        format!("{} to {}", spec.nodes.min, spec.nodes.max)
+    };
+    let types = if spec.gpu_type.is_empty() { String::new() } else { format!(", {}", spec.gpu_type.join(" or ")) };
+    pairs.put("asks for", format!("{nodes} × {} GPUs{types}", spec.gpus_per_node));
+    pairs.put("queue", format!("{}, priority {}", spec.queue, spec.priority));
+    if let Some(environment) = &provenance.environment {
+        let ready = if answer.environment_ready { "ready" } else { "will be built first" };
+        pairs.put("environment", format!("{}@{}, {ready}", environment.name, environment.version));
+    }
+    if let Some(code) = &provenance.code {
+        pairs.put("code", format!("{} in {} files", super::number::bytes(code.bytes), code.files));
+    }
+    pairs.put("run", command(&spec.run));
+    out.push_str(&pairs.render(view));
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::samples::{self, view};
+    use super::*;
+
+    #[test]
+    fn a_plan_that_waits_and_one_that_starts() {
+        let detail = samples::detail(samples::queued());
+        let mut answer = PlanAnswer {
+            name: "tiny-gpt-3".into(),
+            starts_now: false,
+            on: vec![],
+            verdict: samples::queued().verdict,
+            environment_ready: false,
+            spec: detail.spec,
+        };
+        let waits = plan(&answer, &detail.provenance, view());
+        answer.verdict = None;
+        answer.starts_now = true;
+        answer.environment_ready = true;
+        answer.on = vec!["local-0".into(), "local-1".into()];
+        insta::assert_snapshot!(format!("{waits}\n{}", plan(&answer, &detail.provenance, view())));
+    }
+}

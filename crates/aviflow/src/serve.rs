@@ -1,0 +1,301 @@
+//! `serve`: the control plane put together, from store to listener.
+//!
+//! It ends on SIGTERM and SIGINT: nothing new is taken, the engine commits its
+//! last turn, and agents go on with their trainings. The next one takes them up.
+
+mod body;
+mod shipped;
+
+use crate::cli::{ServeArgs, StartArgs};
+use crate::commands::goes_on;
+use crate::error::{Failure, Result, While};
+use crate::home::{Home, PoolFile, ServerFile};
+use crate::output::{Output, note, now, print};
+use aviflow_api::file::Defaults;
+use aviflow_core::model::{NodeCondition, Phase};
+use aviflow_engine::driver::{Handle, Starter};
+use aviflow_engine::ports::{Observation, StoreError};
+use aviflow_local::{LocalCluster, LocalConfig, NodeConfig};
+use aviflow_server::{Info, Parts, Server, ServerConfig, Token};
+use aviflow_store::{FileTelemetry, Objects, Reader, SqliteStore};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::oneshot;
+
+/// Threads that may wait for the disk or the engine.
+const BLOCKING_THREADS: usize = 32;
+/// How often objects that no job refers to are removed,
+const COLLECT_EVERY: Duration = Duration::from_secs(3600);
+/// and how old they must be, as a submission uploads before it submits.
+const COLLECT_AFTER: Duration = Duration::from_secs(24 * 3600);
+
+/// What a control plane in the background says, once, on its standard output.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Announcement {
+    /// It answers.
+    Ready(ServerFile),
+    /// It could not start.
+    Failed {
+        /// What happened.
+        message: String,
+        /// What to do.
+        help: Option<String>,
+        /// The exit code.
+        code: u8,
+    },
+}
+
+/// `aviflow serve`
+pub fn serve(args: ServeArgs, output: Output) -> Result<()> {
+    if args.background {
+        // Ctrl-C in the shell that started it must not reach it. It fails only for the leader of a
+        // group, which is what a session of its own would make of this process.
+        let _ = rustix::process::setsid();
+    }
+    let mut announce = |announcement: Announcement| {
+        if args.background {
+            print(&format!("{}\n", serde_json::to_string(&announcement).unwrap_or_default()));
+        } else if let Announcement::Ready(file) = announcement {
+            print(&format!("the control plane serves at {} (process {}); Ctrl-C ends it\n", file.url, file.pid));
+        }
+    };
+    let result = run(&args, &mut announce);
+    if let Err(failure) = &result {
+        let Failure { message, help, code, .. } = failure.clone();
+        if args.background {
+            note(&failure.render(output.error_style));
+            announce(Announcement::Failed { message, help, code });
+        }
+    }
+    result
+}
+
+fn run(args: &ServeArgs, announce: &mut dyn FnMut(Announcement)) -> Result<()> {
+    let home = match &args.home {
+        Some(path) => Home::at(path)?,
+        None => Home::find()?,
+    };
+    home.create()?;
+    let _lock = home.lock_server()?;
+    // Of one that was killed; nobody may take it for this one's.
+    let _ = std::fs::remove_file(home.join("server.json"));
+    let pool = pool(&home, &args.pool)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .max_blocking_threads(BLOCKING_THREADS)
+        .enable_all()
+        .build()
+        .or_fail(|| "threads cannot be started".to_owned())?;
+    let plane = Plane::start(&home, &pool, &runtime)?;
+    runtime.block_on(plane.serve(&home, args.pool.listen.as_deref(), announce))
+}
+
+/// The pool as it is asked for, else as it was, else the default.
+fn pool(home: &Home, args: &StartArgs) -> Result<PoolFile> {
+    let before = home.pool();
+    let pool = PoolFile {
+        nodes: args.nodes.unwrap_or(before.nodes),
+        gpus_per_node: args.gpus_per_node.unwrap_or(before.gpus_per_node),
+        gpu_type: args.gpu_type.clone().unwrap_or(before.gpu_type),
+    };
+    let bytes = serde_json::to_vec_pretty(&pool).or_fail(|| "the pool cannot be written".to_owned())?;
+    home.write("pool.json", &bytes)?;
+    Ok(pool)
+}
+
+/// Everything that runs.
+struct Plane {
+    engine: Handle,
+    thread: std::thread::JoinHandle<()>,
+    ended: oneshot::Receiver<Option<StoreError>>,
+    server: Server,
+    started: i64,
+}
+
+impl Plane {
+    fn start(home: &Home, pool: &PoolFile, runtime: &Runtime) -> Result<Plane> {
+        let started = now();
+        let folder = home.path();
+        let token = Token::load_or_create(&home.join("token")).map_err(|e| Failure::new(e.to_string()))?;
+        let store = SqliteStore::open(folder).map_err(store_failure)?;
+        let reader = store.reader().map_err(store_failure)?;
+        let disk = |what: &'static str| move || format!("{what} in {} cannot be opened", folder.display());
+        let objects = Arc::new(Objects::open(folder).or_fail(disk("objects"))?);
+        let telemetry = Arc::new(FileTelemetry::open(folder).or_fail(disk("logs"))?);
+        let environments = shipped::environments()?;
+
+        let starter = Starter::default();
+        let handle = starter.handle();
+        let report = move |observation, durable| handle.observe(observation, durable);
+        let config = config(home, pool, objects.clone())?;
+        let nodes: BTreeSet<String> = config.nodes.iter().map(|n| n.name.clone()).collect();
+        let cluster = LocalCluster::start(config, telemetry.clone(), report, runtime.handle().clone())
+            .map_err(|e| Failure::new(e.to_string()))?;
+        let local = cluster.handle();
+        let (end, ended) = oneshot::channel();
+        let (engine, thread) = starter
+            .start(store, cluster, move |error| {
+                // Nobody waits any more when the control plane is being stopped.
+                let _ = end.send(error);
+            })
+            .map_err(store_failure)?;
+        forget_nodes(&engine, nodes)?;
+        collect_objects(&reader, &objects)?;
+
+        let server = Server::new(Parts {
+            engine: engine.clone(),
+            reader,
+            objects,
+            telemetry,
+            body: Arc::new(body::Local::new(local, runtime.handle().clone())),
+            environments,
+            defaults: Defaults::default(),
+            token,
+            info: Info { version: env!("CARGO_PKG_VERSION").to_owned(), home: folder.display().to_string(), started },
+            config: ServerConfig::default(),
+        });
+        Ok(Plane { engine, thread, ended, server, started })
+    }
+
+    async fn serve(self, home: &Home, listen: Option<&str>, announce: &mut dyn FnMut(Announcement)) -> Result<()> {
+        let address = listen.unwrap_or("127.0.0.1:0");
+        let listener = TcpListener::bind(address).await.map_err(|e| {
+            Failure::new(format!("the control plane cannot listen on {address}: {e}"))
+                .help("choose another address with --listen")
+        })?;
+        let bound = listener.local_addr().or_fail(|| "the listener has no address".to_owned())?;
+        let file = ServerFile {
+            pid: std::process::id(),
+            url: format!("http://{bound}"),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            started: self.started,
+        };
+        // Ready means that the engine has taken a first turn and the listener is bound.
+        let engine = self.engine.clone();
+        let asked = tokio::task::spawn_blocking(move || engine.read(|_| ())).await;
+        asked.or_fail(|| "the engine does not answer".to_owned())?.map_err(|e| Failure::platform(e.to_string()))?;
+        let bytes = serde_json::to_vec_pretty(&file).or_fail(|| "server.json cannot be written".to_owned())?;
+        home.write("server.json", &bytes)?;
+        note(&format!("serving at {} as process {}", file.url, file.pid));
+        announce(Announcement::Ready(file));
+
+        let Plane { engine, thread, mut ended, server, .. } = self;
+        let mut term = signal(SignalKind::terminate()).or_fail(|| "signals cannot be caught".to_owned())?;
+        let mut interrupt = signal(SignalKind::interrupt()).or_fail(|| "signals cannot be caught".to_owned())?;
+        let (failed, mut reason) = oneshot::channel();
+        let shutdown = async move {
+            tokio::select! {
+                _ = term.recv() => {}
+                _ = interrupt.recv() => {}
+                error = &mut ended => {
+                    // Received below, also if nothing waits there.
+                    let _ = failed.send(error.ok().flatten());
+                }
+            }
+        };
+        let served = server.serve(listener, shutdown).await;
+        // First of all: a client that looks now must not come here.
+        let _ = std::fs::remove_file(home.join("server.json"));
+        let left = {
+            let engine = engine.clone();
+            tokio::task::spawn_blocking(move || left_behind(&engine)).await.unwrap_or_default()
+        };
+        engine.stop();
+        tokio::task::spawn_blocking(move || thread.join()).await.ok();
+        note(&format!("stopped\n{}", goes_on(&left.0, left.1)));
+        served.map_err(|e| Failure::new(e.to_string()))?;
+        match reason.try_recv() {
+            Ok(Some(error)) => Err(store_failure(error)),
+            Ok(None) => Err(Failure::platform("the engine ended by itself")),
+            Err(_) => Ok(()),
+        }
+    }
+}
+
+fn store_failure(error: StoreError) -> Failure {
+    Failure::platform(error.to_string())
+}
+
+fn config(home: &Home, pool: &PoolFile, objects: Arc<Objects>) -> Result<LocalConfig> {
+    let program = std::env::current_exe().or_fail(|| "this program cannot be found".to_owned())?;
+    let agent = vec![program.into_os_string(), "agent".into()];
+    let root = home.path().to_owned();
+    let find = move |hash: &str| -> std::io::Result<PathBuf> {
+        // Read to its end, where it fails if the content is not what its hash says.
+        std::io::copy(&mut objects.get(hash)?, &mut std::io::sink())?;
+        let (first, rest) = hash.split_at(2);
+        Ok(root.join("objects/sha256").join(first).join(rest))
+    };
+    let mut config = LocalConfig::new(home.path().to_owned(), agent, Arc::new(find));
+    config.nodes =
+        (0..pool.nodes).map(|n| NodeConfig { name: format!("local-{n}"), gpus: pool.gpus_per_node }).collect();
+    config.gpu_type.clone_from(&pool.gpu_type);
+    config.python_hooks = Some(shipped::hooks(home)?);
+    Ok(config)
+}
+
+/// Nodes that the store knows and the pool no longer has are gone.
+fn forget_nodes(engine: &Handle, configured: BTreeSet<String>) -> Result<()> {
+    let known = engine.read(|view| {
+        let there = view.snapshot.nodes.values().filter(|n| n.condition != NodeCondition::Gone);
+        there.map(|n| n.name.clone()).collect::<Vec<_>>()
+    });
+    for name in known.map_err(|e| Failure::platform(e.to_string()))? {
+        if !configured.contains(&name) {
+            engine.observe(Observation::NodeGone { name }, None);
+        }
+    }
+    Ok(())
+}
+
+/// Jobs that hold GPUs, and how many wait.
+fn left_behind(engine: &Handle) -> (Vec<String>, u32) {
+    let read = engine.read(|view| {
+        let mut holding = Vec::new();
+        let mut waiting = 0;
+        for job in view.snapshot.jobs.values() {
+            match &job.phase {
+                Phase::Queued => waiting += 1,
+                phase if !phase.is_terminal() => holding.push(format!("{}/{}", job.key.namespace, job.key.name)),
+                _ => {}
+            }
+        }
+        (holding, waiting)
+    });
+    // An engine that has ended knows nothing any more.
+    read.unwrap_or_default()
+}
+
+/// Removes objects that no job refers to, from time to time.
+fn collect_objects(reader: &Reader, objects: &Arc<Objects>) -> Result<()> {
+    let (reader, objects) = (reader.clone(), objects.clone());
+    let work = move || {
+        loop {
+            std::thread::sleep(COLLECT_EVERY);
+            let before = SystemTime::now() - COLLECT_AFTER;
+            let collected = reader
+                .objects()
+                .map_err(|e| e.to_string())
+                .and_then(|live| objects.collect(&live, before).map_err(|e| e.to_string()));
+            match collected {
+                Ok(gone) if gone.files > 0 => {
+                    note(&format!("removed {} objects that no job refers to ({} bytes)", gone.files, gone.bytes))
+                }
+                Ok(_) => {}
+                Err(error) => note(&format!("objects could not be collected: {error}")),
+            }
+        }
+    };
+    std::thread::Builder::new()
+        .name("collect".to_owned())
+        .spawn(work)
+        .map(drop)
+        .or_fail(|| "threads cannot be started".to_owned())
+}

@@ -1,0 +1,92 @@
+//! What survives when something is killed.
+
+mod world;
+
+use world::World;
+
+/// The numbers of `line N` in a job's output.
+fn numbers(text: &str) -> Vec<u32> {
+    text.lines().filter_map(|l| l.split("line ").nth(1)?.trim().parse().ok()).collect()
+}
+
+#[test]
+fn a_training_and_its_log_survive_the_death_of_the_control_plane() {
+    let world = World::with_pool(1, 1);
+    let gate = world.gate("gate");
+    let script = format!(
+        "i=1; while [ $i -le 100 ]; do echo line $i; i=$((i+1)); done; cat {}; while [ $i -le 200 ]; do echo line $i; i=$((i+1)); done",
+        gate.path().display()
+    );
+    world.ok(&["run", "--detach", "--name", "long", "--", "sh", "-c", &script]);
+    world.follow(&["logs", "-f", "long"]).until("line 100");
+    World::kill(world.server_pid());
+    world.wait_gone();
+    // It prints the rest and ends while nobody listens.
+    gate.open();
+    let no_server = world.run(&["ls"]);
+    assert_eq!(no_server.code, 1, "{no_server:?}");
+    world.ok(&["server", "start"]);
+    let text = world.ok(&["logs", "-f", "long"]);
+    assert_eq!(numbers(&text), (1..=200).collect::<Vec<_>>());
+    let detail = world.json(&["show", "long"]);
+    assert_eq!((&detail["phase"], &detail["attempts"]), (&"Succeeded".into(), &1.into()), "{detail}");
+}
+
+#[test]
+fn whoever_follows_a_job_comes_back_with_the_control_plane() {
+    let world = World::with_pool(1, 1);
+    let gate = world.gate("gate");
+    let script = format!("echo line 1; echo line 2; cat {}; echo line 3", gate.path().display());
+    let mut run = world.follow(&["run", "--name", "long", "--", "sh", "-c", &script]);
+    run.until("line 2");
+    World::kill(world.server_pid());
+    run.until("the job goes on");
+    world.ok(&["server", "start"]);
+    gate.open();
+    assert_eq!(run.end(), 0, "{}", run.text());
+    assert_eq!(numbers(&run.text()), [1, 2, 3]);
+}
+
+#[test]
+fn a_stop_leaves_trainings_running_and_says_so() {
+    let world = World::with_pool(1, 1);
+    let gate = world.gate("gate");
+    let script = format!("echo line 1; cat {}; echo line 2", gate.path().display());
+    world.ok(&["run", "--detach", "--name", "long", "--", "sh", "-c", &script]);
+    world.follow(&["logs", "-f", "long"]).until("line 1");
+    let stopped = world.ok(&["server", "stop"]);
+    assert!(stopped.contains("goes on    default/long"), "{stopped}");
+    assert_eq!(world.run(&["server", "status"]).code, 1);
+    gate.open();
+    world.ok(&["server", "start"]);
+    assert_eq!(numbers(&world.ok(&["logs", "-f", "long"])), [1, 2]);
+    assert_eq!(world.json(&["show", "long"])["phase"], "Succeeded");
+}
+
+#[test]
+fn the_death_of_an_agent_costs_no_retry() {
+    let world = World::with_pool(1, 1);
+    let gate = world.gate("gate");
+    let script = format!(
+        "echo attempt $AVIFLOW_ATTEMPT; if [ \"$AVIFLOW_ATTEMPT\" = 1 ]; then cat {}; fi",
+        gate.path().display()
+    );
+    let mut run = world.follow(&["run", "--name", "long", "--", "sh", "-c", &script]);
+    run.until("attempt 1");
+    let agents = world.processes("agent");
+    assert_eq!(agents.len(), 1, "{agents:?}");
+    World::kill(agents[0]);
+    assert_eq!(run.end(), 0, "{}", run.text());
+    let detail = world.json(&["show", "long"]);
+    assert_eq!((&detail["attempts"], &detail["counters"]["failures"]), (&2.into(), &0.into()), "{detail}");
+}
+
+#[test]
+fn a_second_control_plane_is_refused() {
+    let world = World::with_pool(1, 1);
+    let said = world.run(&["serve"]);
+    assert_eq!(said.code, 1, "{said:?}");
+    assert!(said.err.contains("runs in") && said.err.contains("already"), "{said:?}");
+    let again = world.ok(&["server", "start"]);
+    assert!(again.contains("runs already"), "{again}");
+}

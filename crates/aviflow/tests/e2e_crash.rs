@@ -73,7 +73,7 @@ fn the_death_of_an_agent_costs_no_retry() {
     );
     let mut run = world.follow(&["run", "--name", "long", "--", "sh", "-c", &script]);
     run.until("attempt 1");
-    let agents = world.processes("agent");
+    let agents = world.agents();
     assert_eq!(agents.len(), 1, "{agents:?}");
     World::kill(agents[0]);
     assert_eq!(run.end(), 0, "{}", run.text());

@@ -62,9 +62,9 @@ pub fn waiting(jobs: &[JobSummary], view: View) -> String {
     table.render(view.width, view.style)
 }
 
-/// Names alone.
+/// Names alone, for other commands. With the namespace, as a bare name means the latest job of a document.
 pub fn names(jobs: &[JobSummary]) -> String {
-    jobs.iter().map(|j| format!("{}\n", name(j))).collect()
+    jobs.iter().map(|j| format!("{}/{}\n", j.namespace, j.name)).collect()
 }
 
 /// The name as a person would type it: without the namespace where that is the usual one.
@@ -127,9 +127,9 @@ mod tests {
     }
 
     #[test]
-    fn names_can_be_typed_again() {
+    fn names_mean_exactly_one_job() {
         let mut other = samples::queued();
         other.namespace = "nlp".into();
-        assert_eq!(names(&[samples::running(), other]), "tiny-gpt-2\nnlp/big-sft\n");
+        assert_eq!(names(&[samples::running(), other]), "default/tiny-gpt-2\nnlp/big-sft\n");
     }
 }

@@ -85,7 +85,8 @@ impl World {
 
     /// A command that must succeed; its answer as JSON.
     pub fn json(&self, args: &[&str]) -> Value {
-        let text = self.ok(&[args, &["-o", "json"]].concat());
+        let (command, rest) = args.split_first().expect("a command");
+        let text = self.ok(&[&[*command, "-o", "json"], rest].concat());
         serde_json::from_str(&text).expect("JSON")
     }
 
@@ -109,6 +110,16 @@ impl World {
         let text = fs::read(self.home().join("server.json")).expect("server.json");
         let value: Value = serde_json::from_slice(&text).expect("JSON");
         i32::try_from(value["pid"].as_i64().expect("pid")).expect("pid")
+    }
+
+    /// Agents, without the processes that watch over them.
+    pub fn agents(&self) -> Vec<i32> {
+        let all = self.processes("agent");
+        let parent = |pid: &i32| -> Option<i32> {
+            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+            stat.rsplit(')').next()?.split_whitespace().nth(1)?.parse().ok()
+        };
+        all.iter().filter(|pid| parent(pid).is_none_or(|p| !all.contains(&p))).copied().collect()
     }
 
     /// Processes whose command line names this world and the word.

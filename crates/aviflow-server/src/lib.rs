@@ -1,1 +1,46 @@
-//! placeholder
+//! REST, server-sent events and authentication of the control plane.
+//!
+//! The server decides nothing: it reads what the engine and the store hold, and
+//! hands inputs to the engine. A client is never trusted: what it submits is
+//! checked again here, what it uploads is named by its content, and a path it
+//! asks for never leads out of the job's own folders.
+//!
+//! - [`Server`]: the routes, served from [`Parts`];
+//! - [`Body`]: what the server asks of the machine or cluster beside the loop;
+//! - [`Token`]: who may ask.
+//!
+//! Invariants: a stream wakes only on changes; jobs that ended are read from the
+//! store page by page and never held; secrets are masked in everything that is
+//! shown.
+
+mod app;
+mod auth;
+mod body;
+mod changes;
+mod environments;
+mod error;
+mod exec;
+mod files;
+mod follow;
+mod identity;
+mod jobs;
+mod list;
+mod logs;
+mod metrics;
+mod names;
+mod objects;
+mod params;
+mod pool;
+mod routes;
+mod secret;
+mod submit;
+mod usage;
+mod view;
+
+#[cfg(test)]
+mod tests;
+
+pub use app::{Info, Parts, Server, ServerConfig, ServerError};
+pub use auth::{Token, TokenError};
+pub use body::{Body, BodyAgent, CatalogueEntry, ExecRefusal, ExecTarget};
+pub use identity::job_hash;

@@ -1,0 +1,84 @@
+//! What the server asks of the machine or cluster beside the loop.
+
+use aviflow_api::rest::{Exec, ExecFrame};
+use aviflow_core::model::JobId;
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::path::PathBuf;
+use std::pin::Pin;
+use tokio::sync::mpsc;
+
+/// The body as the server sees it. Its calls may read the disk, but never wait for a job.
+pub trait Body: Send + Sync {
+    /// `local` or `kubernetes`.
+    fn name(&self) -> &'static str;
+
+    /// Runs a command inside a worker. The last frame is `Exit` or `Failed`;
+    /// dropping the receiver ends the command.
+    ///
+    /// # Errors
+    /// If the command could not be handed to the worker.
+    fn exec(&self, target: ExecTarget, exec: Exec) -> Result<mpsc::Receiver<ExecFrame>, ExecRefusal>;
+
+    /// The folder of everything that a job keeps: a path `/out/x` of its document is `out/x` there.
+    fn volumes(&self, job: JobId) -> PathBuf;
+
+    /// Agents that are connected, or were started from here.
+    fn agents(&self) -> Vec<BodyAgent>;
+
+    /// Whether an environment of this hash is complete here.
+    fn environment_ready(&self, hash: &str) -> bool;
+
+    /// Completes once no worker of a job that has ended has output left to ship.
+    fn drained(&self, job: JobId) -> Pin<Box<dyn Future<Output = ()> + Send>>;
+}
+
+/// Where a command runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExecTarget {
+    /// The job.
+    pub job: JobId,
+    /// The attempt.
+    pub attempt: u32,
+    /// The worker.
+    pub worker: u32,
+}
+
+/// Why a command was not begun, and what to do, as a person reads it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct ExecRefusal(pub String);
+
+/// An agent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BodyAgent {
+    /// The job.
+    pub job: JobId,
+    /// The attempt.
+    pub attempt: u32,
+    /// The worker.
+    pub worker: u32,
+    /// Its process, if it is on this machine.
+    pub pid: Option<u32>,
+    /// Whether its connection stands.
+    pub connected: bool,
+}
+
+/// An environment that jobs may name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CatalogueEntry {
+    /// The name.
+    pub name: String,
+    /// The version.
+    pub version: u32,
+    /// The content hash.
+    pub hash: String,
+    /// What it is for.
+    pub description: String,
+    /// Versions of Python it is locked for.
+    pub python: String,
+    /// Default variables.
+    pub env: BTreeMap<String, String>,
+    /// The lock, as text.
+    pub lock: String,
+}

@@ -1,0 +1,78 @@
+//! Commands inside workers.
+
+use crate::app::{App, blocking};
+use crate::auth::User;
+use crate::body::ExecTarget;
+use crate::error::Failure;
+use crate::logs::ndjson;
+use crate::names::resolve;
+use crate::params::{Input, Name};
+use crate::view::count;
+use aviflow_api::rest::{Exec, ExecFrame};
+use aviflow_core::model::Phase;
+use axum::extract::State;
+use axum::response::Response;
+use std::sync::Arc;
+use tokio::sync::mpsc;
+
+/// Frames that wait for a slow client.
+const FRAMES: usize = 64;
+
+pub(crate) async fn exec(
+    State(app): State<Arc<App>>,
+    User(user): User,
+    Name(name): Name,
+    Input(exec): Input<Exec>,
+) -> Result<Response, Failure> {
+    let state = app.clone();
+    let mut frames = blocking(move || begin(&state, &name, &user, exec)).await?;
+    let (sender, receiver) = mpsc::channel(FRAMES);
+    // Dropping `frames`, because the client is gone or the server stops, ends the command.
+    tokio::spawn(async move {
+        loop {
+            let frame = tokio::select! {
+                frame = frames.recv() => frame,
+                () = sender.closed() => return,
+                () = app.stopped() => {
+                    Some(ExecFrame::Failed { reason: "the control plane is stopping; try again in a moment".into() })
+                }
+            };
+            let Some(frame) = frame else { return };
+            let last = matches!(frame, ExecFrame::Exit { .. } | ExecFrame::Failed { .. });
+            if sender.send(frame).await.is_err() || last {
+                return;
+            }
+        }
+    });
+    Ok(ndjson(receiver))
+}
+
+fn begin(app: &App, name: &str, user: &str, mut exec: Exec) -> Result<mpsc::Receiver<ExecFrame>, Failure> {
+    if exec.argv.is_empty() {
+        return Err(Failure::bad("no command was given").help("put it in `argv`"));
+    }
+    let job = resolve(app, name, user)?;
+    let rank = exec.rank.unwrap_or(0);
+    let found = app.view(move |view| {
+        let job = view.snapshot.jobs.get(&job)?;
+        let each = job.request.ranks_per_node.max(1);
+        let target = match &job.phase {
+            Phase::Running(gang) | Phase::Starting(gang) => Some((gang.attempt, count(gang.workers.len()))),
+            _ => None,
+        };
+        Some((target, each, job.phase.name()))
+    })?;
+    let (target, each, phase) = found.unwrap_or((None, 1, "not live"));
+    let Some((attempt, workers)) = target else {
+        return Err(Failure::conflict("notRunning", format!("the job is {phase}, so no worker can run a command"))
+            .help("wait until it runs; `aviflow show` says what it waits for"));
+    };
+    let worker = rank / each;
+    if worker >= workers {
+        let message = format!("there is no rank {rank}; the job has {} of them", workers * each);
+        return Err(Failure::bad(message).help("ranks are counted from 0"));
+    }
+    exec.rank = Some(rank);
+    let target = ExecTarget { job, attempt, worker };
+    app.parts.body.exec(target, exec).map_err(|refusal| Failure::conflict("execRefused", refusal.0))
+}

@@ -1,0 +1,267 @@
+//! Submissions, and the question what would become of one.
+//!
+//! Whatever the client checked is checked again: the document, the objects it
+//! refers to, the hash of its environment, and that the pool can hold it.
+
+use crate::app::{App, blocking};
+use crate::auth::User;
+use crate::error::Failure;
+use crate::jobs;
+use crate::names::{NAMESPACE, resolve};
+use crate::params::Input;
+use crate::secret::{restored, shown};
+use crate::view::{Names, Waits, count, verdict};
+use aviflow_api::convert::to_request;
+use aviflow_api::environment::{self, Description};
+use aviflow_api::file::check_spec;
+use aviflow_api::rest::{JobDetail, PlanAnswer, Submit};
+use aviflow_api::spec::{JobSpec, Provenance, ResolvedEnvironment};
+use aviflow_core::explain::{self, NodeNames};
+use aviflow_core::model::{
+    Counters, EnvironmentHash, EnvironmentState, Job, JobId, JobKey, Phase, QueueState, Request, Snapshot,
+};
+use aviflow_core::schedule::{Decision, Memo, never_fits, plan};
+use aviflow_core::time::{Span, Time};
+use aviflow_engine::engine::{Answer, Refusal, Submission, default_queue};
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use std::sync::Arc;
+
+pub(crate) async fn submit(
+    State(app): State<Arc<App>>,
+    User(user): User,
+    Input(submit): Input<Submit>,
+) -> Result<(StatusCode, Json<JobDetail>), Failure> {
+    blocking(move || {
+        let submission = checked(&app, submit, user)?;
+        // Said before anything is uploaded; the engine decides it again.
+        let request = submission.request.clone();
+        app.view(move |view| possible(view.snapshot, &request, view.now))??;
+        let missing = missing(&app, &submission.provenance);
+        if !missing.is_empty() {
+            return Err(Failure::missing(missing));
+        }
+        match app.parts.engine.submit(submission)? {
+            Answer::Submitted(record) => Ok((StatusCode::CREATED, Json(jobs::detail(&app, record.id)?))),
+            Answer::Refused(refusal) => Err(refusal.into()),
+            Answer::Done => Err(Failure::internal("the engine took a submission and made no job of it")),
+        }
+    })
+    .await
+}
+
+/// The submission as the engine takes it.
+fn checked(app: &App, submit: Submit, user: String) -> Result<Submission, Failure> {
+    let Submit { spec, provenance } = submit;
+    let spec = match &provenance.rerun_of {
+        Some(name) => repeated(app, spec, name, &user)?,
+        None => spec,
+    };
+    if let Err(problems) = check_spec(&spec, &app.parts.defaults) {
+        let errors: Vec<_> = problems.into_iter().filter(aviflow_api::diagnostic::Diagnostic::is_error).collect();
+        let list: Vec<&str> = errors.iter().map(|d| d.message.as_str()).collect();
+        let failure = Failure::refused("invalidSpec", list.join("; "));
+        return Err(match errors.into_iter().find_map(|d| d.help) {
+            Some(help) => failure.help(help),
+            None => failure,
+        });
+    }
+    check_provenance(app, &spec, &provenance)?;
+    let request = to_request(&spec, &app.parts.defaults.priorities);
+    Ok(Submission { namespace: NAMESPACE.to_owned(), user, spec, provenance, request })
+}
+
+/// A client that repeats a job has seen its document with the secrets masked.
+fn repeated(app: &App, spec: JobSpec, name: &str, user: &str) -> Result<JobSpec, Failure> {
+    let Ok(id) = resolve(app, name, user) else { return Ok(spec) };
+    let record = jobs::record(app, id)?;
+    restored(spec, &record.spec, record.user == user)
+}
+
+fn check_provenance(app: &App, spec: &JobSpec, provenance: &Provenance) -> Result<(), Failure> {
+    let unresolved = |what: &str| {
+        Failure::refused(
+            "unresolved",
+            format!("the document names {what}, and the submission does not say which by its content"),
+        )
+        .help("submit it with `aviflow run`, which resolves it")
+    };
+    if spec.image.is_some() && app.parts.body.name() == "local" {
+        return Err(Failure::refused("noImages", "this machine runs no images")
+            .help("use `environment`, or submit to a control plane on Kubernetes"));
+    }
+    if spec.code.is_some() && provenance.code.is_none() {
+        return Err(unresolved("code"));
+    }
+    let objects = provenance.code.iter().map(|c| &c.sha256);
+    let locks = provenance.environment.iter().flat_map(|e| &e.locks);
+    if let Some(wrong) = objects.chain(locks).find(|hash| !is_sha256(hash)) {
+        return Err(Failure::bad(format!("`{wrong}` is no SHA-256 in 64 hexadecimal digits")));
+    }
+    match (&spec.environment, &provenance.environment) {
+        (Some(_), None) => Err(unresolved("an environment")),
+        (Some(wanted), Some(resolved)) => {
+            let named = wanted == &resolved.name || *wanted == format!("{}@{}", resolved.name, resolved.version);
+            if !named {
+                let message = format!(
+                    "the document names environment `{wanted}`, and the submission resolves `{}@{}`",
+                    resolved.name, resolved.version
+                );
+                return Err(Failure::refused("environmentMismatch", message).help("submit the document again"));
+            }
+            check_hash(app, resolved)
+        }
+        (None, Some(resolved)) => check_hash(app, resolved),
+        (None, None) => Ok(()),
+    }
+}
+
+/// The cache is shared by all users and found by the hash: a wrong one would poison it.
+fn check_hash(app: &App, resolved: &ResolvedEnvironment) -> Result<(), Failure> {
+    let mut locks = Vec::new();
+    for hash in &resolved.locks {
+        if !app.parts.objects.has(hash) {
+            return Ok(());
+        }
+        locks.push(app.parts.objects.read(hash).map_err(|e| Failure::io("a lock cannot be read", &e))?);
+    }
+    let description = Description {
+        name: resolved.name.clone(),
+        version: resolved.version,
+        description: String::new(),
+        owner: None,
+        python: resolved.python.clone(),
+        requirements: String::new(),
+        env: resolved.env.clone(),
+    };
+    let locks: Vec<&[u8]> = locks.iter().map(Vec::as_slice).collect();
+    let hash = environment::hash(&description, &locks);
+    if hash == resolved.hash {
+        return Ok(());
+    }
+    let message = format!(
+        "environment `{}@{}` has the content {hash}, and the submission says {}",
+        resolved.name, resolved.version, resolved.hash
+    );
+    Err(Failure::refused("environmentMismatch", message)
+        .help("update the client to the server's version and submit again"))
+}
+
+/// Objects that the submission refers to and that are not here.
+fn missing(app: &App, provenance: &Provenance) -> Vec<String> {
+    let code = provenance.code.iter().map(|c| &c.sha256);
+    let locks = provenance.environment.iter().flat_map(|e| &e.locks);
+    let mut missing: Vec<String> = code.chain(locks).filter(|hash| !app.parts.objects.has(hash)).cloned().collect();
+    missing.sort_unstable();
+    missing.dedup();
+    missing
+}
+
+pub(crate) fn is_sha256(text: &str) -> bool {
+    text.len() == 64 && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+pub(crate) async fn what_if(
+    State(app): State<Arc<App>>,
+    User(user): User,
+    Input(submit): Input<Submit>,
+) -> Result<Json<PlanAnswer>, Failure> {
+    blocking(move || {
+        let submission = checked(&app, submit, user)?;
+        // Objects may be missing: nothing is run, so nothing has to be uploaded.
+        answer(&app, submission).map(Json)
+    })
+    .await
+}
+
+/// Plans a copy of the present with the job added to it.
+fn answer(app: &App, submission: Submission) -> Result<PlanAnswer, Failure> {
+    let (mut snapshot, now) = app.view(|view| (view.snapshot.clone(), view.now))?;
+    let request = submission.request;
+    check_queue(&snapshot, &request.queue)?;
+    let environment = submission.provenance.environment.as_ref().map(|e| EnvironmentHash(e.hash.clone()));
+    let ready = environment.as_ref().is_none_or(|hash| {
+        snapshot.environments.get(hash) == Some(&EnvironmentState::Ready) || app.parts.body.environment_ready(&hash.0)
+    });
+    if let Some(hash) = &environment {
+        let state = if ready { EnvironmentState::Ready } else { EnvironmentState::Preparing };
+        snapshot.environments.insert(hash.clone(), state);
+    }
+    let name = free_name(app, &submission.spec.name)?;
+    // Higher than any, as the engine's next number will be.
+    let id = JobId(u64::MAX);
+    let job = Job {
+        id,
+        key: JobKey { namespace: NAMESPACE.to_owned(), name: name.clone() },
+        user: submission.user,
+        request,
+        environment,
+        submitted: now,
+        phase: Phase::Queued,
+        attempts: 0,
+        counters: Counters::default(),
+        ran: Span(0),
+        best_step: None,
+        checkpoint: None,
+        not_before: None,
+    };
+    snapshot.waiting.insert(id);
+    snapshot.jobs.insert(id, job);
+    let plan = plan(&snapshot, &mut Memo::default(), now);
+    let placement = plan.decisions.iter().find_map(|decision| match decision {
+        Decision::Start { job, placement } if *job == id => Some(placement),
+        Decision::Start { .. } => None,
+    });
+    let names = Names::of(&snapshot);
+    let waits = plan.verdict(id).map(|(constraint, place)| Waits {
+        constraint: constraint.clone(),
+        place,
+        waiting: count(plan.waiting.len()),
+    });
+    Ok(PlanAnswer {
+        name,
+        starts_now: placement.is_some(),
+        on: placement.into_iter().flat_map(|p| &p.0).map(|(node, _)| names.node_name(*node)).collect(),
+        verdict: waits.map(|w| verdict(app, &w, now)),
+        environment_ready: ready,
+        spec: shown(&submission.spec),
+    })
+}
+
+/// Whether the engine would take it.
+fn possible(snapshot: &Snapshot, request: &Request, now: Time) -> Result<(), Failure> {
+    check_queue(snapshot, &request.queue)?;
+    match never_fits(snapshot, &request.shape()) {
+        Some(constraint) => Err(Refusal::NeverFits(explain::constraint(&constraint, now)).into()),
+        None => Ok(()),
+    }
+}
+
+/// As the engine would refuse it.
+fn check_queue(snapshot: &Snapshot, queue: &str) -> Result<(), Failure> {
+    let first = default_queue();
+    let found = match snapshot.queues.get(queue) {
+        None if snapshot.queues.is_empty() && first.name == queue => Some(&first),
+        found => found,
+    };
+    match found {
+        None => {
+            let known = snapshot.queues.keys().cloned().collect::<Vec<_>>().join(", ");
+            Err(Refusal::NoSuchQueue { queue: queue.to_owned(), known }.into())
+        }
+        Some(queue) if queue.state == QueueState::Draining => Err(Refusal::QueueDraining(queue.name.clone()).into()),
+        Some(_) => Ok(()),
+    }
+}
+
+/// The name that the engine would give.
+fn free_name(app: &App, name: &str) -> Result<String, Failure> {
+    let mut key = JobKey { namespace: NAMESPACE.to_owned(), name: name.to_owned() };
+    let mut suffix = 1u64;
+    while app.parts.reader.find(&key)?.is_some() {
+        suffix += 1;
+        key.name = format!("{name}-{suffix}");
+    }
+    Ok(key.name)
+}

@@ -1,0 +1,8 @@
+//! The server on a real engine, store and telemetry, with a cluster that does what a test says.
+
+mod access;
+mod content;
+mod follow;
+mod jobs;
+mod pool;
+pub(crate) mod support;

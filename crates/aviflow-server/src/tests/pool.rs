@@ -1,0 +1,134 @@
+use super::support::{Streamed, World, gone, stable, submission};
+use crate::body::{BodyAgent, ExecTarget};
+use aviflow_core::model::JobId;
+use axum::body::{Body, to_bytes};
+use axum::http::StatusCode;
+use serde_json::{Value, json};
+
+#[tokio::test]
+async fn nodes_are_shown_gpu_by_gpu_and_cordoned() {
+    let world = World::new();
+    world.submit(&submission("train")).await;
+    world.until_phase(1, "Running").await;
+    let nodes = world.get("/v1/nodes").await;
+    assert_eq!(nodes.as_array().unwrap().len(), 2);
+    let node = world.get("/v1/nodes/node-1").await;
+    assert_eq!(node, nodes[0]);
+    assert_eq!(node["gpus"].as_array().unwrap().len(), 8);
+    insta::assert_snapshot!(
+        "node",
+        stable(json!({ "node": node["name"], "first": node["gpus"][0], "last": node["gpus"][7] }))
+    );
+    let act =
+        async |action: &str| world.call("POST", "/v1/nodes/node-2/actions", Some(json!({ "action": action }))).await.1;
+    assert_eq!(act("cordon").await["condition"], "Cordoned");
+    assert_eq!(world.get("/v1/pools").await[0]["free"], 6);
+    assert_eq!(act("uncordon").await["condition"], "Ready");
+    insta::assert_snapshot!("pools", stable(world.get("/v1/pools").await));
+    insta::assert_snapshot!(world.refused("GET", "/v1/nodes/nod-1", None).await);
+    insta::assert_snapshot!(world.refused("POST", "/v1/nodes/x/actions", Some(json!({ "action": "cordon" }))).await);
+}
+
+#[tokio::test]
+async fn queues_and_the_server_count_jobs() {
+    let world = World::new();
+    assert_eq!(world.get("/v1/queues").await[0]["name"], "default");
+    world.submit(&submission("train")).await;
+    world.until_phase(1, "Running").await;
+    let (_, info) = world.call("POST", "/v1/server/actions", Some(json!({ "action": "pause" }))).await;
+    assert_eq!(info["paused"], "ada");
+    world.submit(&submission("train")).await;
+    insta::assert_snapshot!("queues", stable(world.get("/v1/queues").await));
+    let mut server = world.get("/v1/server").await;
+    server["generation"] = "[n]".into();
+    insta::assert_snapshot!("server", stable(server));
+    assert_eq!(
+        world.get("/v1/jobs?waiting=true").await["jobs"][0]["verdict"]["reason"],
+        "all starts are paused by ada"
+    );
+    world.call("POST", "/v1/server/actions", Some(json!({ "action": "resume" }))).await;
+    world.until_phase(2, "Running").await;
+}
+
+#[tokio::test]
+async fn environments_are_found_by_name_and_version() {
+    let world = World::new();
+    let all = world.get("/v1/environments").await;
+    assert_eq!((all.as_array().unwrap().len(), all[0].get("lock")), (2, None));
+    assert_eq!(world.get("/v1/environments/minimal").await["version"], 2);
+    insta::assert_snapshot!("environment", stable(world.get("/v1/environments/minimal@1").await));
+    insta::assert_snapshot!(world.refused("GET", "/v1/environments/minimal@7", None).await);
+    insta::assert_snapshot!(world.refused("GET", "/v1/environments/minimum", None).await);
+    insta::assert_snapshot!(world.refused("GET", "/v1/environments/minimal@x", None).await);
+}
+
+#[tokio::test]
+async fn commands_run_beside_a_rank() {
+    let world = World::new();
+    let mut submit = submission("train");
+    submit.spec.nodes = aviflow_api::spec::Nodes { min: 2, max: 2 };
+    world.submit(&submit).await;
+    world.until_phase(1, "Running").await;
+    let body = json!({ "argv": ["nvidia-smi"], "rank": 1 });
+    let request = world.request("POST", "/v1/jobs/train/exec").body(Body::from(body.to_string())).unwrap();
+    let frames = Streamed::lines(world.send(request).await).rest().await;
+    assert_eq!(frames, [json!({ "type": "stdout", "data": "aGk=" }), json!({ "type": "exit", "code": 3 })]);
+    let (target, exec) = world.body.execs.lock().unwrap()[0].clone();
+    assert_eq!(target, ExecTarget { job: JobId(1), attempt: 1, worker: 1 });
+    assert_eq!(exec.rank, Some(1));
+    let refused = async |body: Value| world.refused("POST", "/v1/jobs/train/exec", Some(body)).await;
+    insta::assert_snapshot!(refused(json!({ "argv": [] })).await);
+    insta::assert_snapshot!(refused(json!({ "argv": ["x"], "rank": 2 })).await);
+    insta::assert_snapshot!(refused(json!({ "argv": ["refused"] })).await);
+    world.call("POST", "/v1/jobs/train/actions", Some(json!({ "action": "cancel" }))).await;
+    world.until_ended(1).await;
+    insta::assert_snapshot!(refused(json!({ "argv": ["x"] })).await);
+}
+
+#[tokio::test]
+async fn agents_and_metrics_are_shown() {
+    let world = World::new();
+    world.submit(&submission("train")).await;
+    world.until_phase(1, "Running").await;
+    let agent = |job| BodyAgent { job: JobId(job), attempt: 1, worker: 0, pid: Some(7), connected: job == 1 };
+    world.body.agents.lock().unwrap().extend([agent(1), agent(9)]);
+    insta::assert_snapshot!("agents", stable(world.get("/v1/agents").await));
+    let response = world.send(world.request("GET", "/metrics").body(Body::empty()).unwrap()).await;
+    let text = String::from_utf8(to_bytes(response.into_body(), 1 << 20).await.unwrap().to_vec()).unwrap();
+    for line in ["aviflow_jobs{phase=\"Running\"} 1", "aviflow_gpus{state=\"free\"} 14", "aviflow_commits_total "] {
+        assert!(text.contains(line), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn usage_sums_to_the_capacity() {
+    let world = World::new();
+    for name in ["a", "b"] {
+        let id = world.submit(&submission(name)).await.summary.id;
+        world.until_phase(id, "Running").await;
+    }
+    world.tell(1, gone(0, &[]));
+    world.until_ended(1).await;
+    for by in ["user", "queue", "job", "state"] {
+        let usage = world.get(&format!("/v1/usage?from=1h&by={by}")).await;
+        let rows = usage["rows"].as_array().unwrap();
+        let total = |row: &Value| row["total"].as_i64().unwrap();
+        let states =
+            |row: &Value| row["states"].as_object().unwrap().values().map(|v| v.as_i64().unwrap()).sum::<i64>();
+        assert!(rows.iter().all(|row| total(row) == states(row)), "{usage}");
+        assert_eq!(rows.iter().map(total).sum::<i64>(), usage["capacity"].as_i64().unwrap(), "{by}");
+        // 16 GPUs since they were first seen.
+        assert_eq!(usage["capacity"].as_i64().unwrap() % 8, 0);
+        let keys: Vec<&str> = rows.iter().map(|row| row["key"].as_str().unwrap()).collect();
+        match by {
+            "user" => assert!(keys.iter().all(|k| ["-", "ada"].contains(k)), "{keys:?}"),
+            "job" => assert!(keys.iter().all(|k| ["-", "default/a", "default/b"].contains(k)), "{keys:?}"),
+            _ => {}
+        }
+    }
+    let (status, _) = world.call("GET", "/v1/usage?from=0&to=0", None).await;
+    assert_eq!(status, StatusCode::OK);
+    insta::assert_snapshot!(world.refused("GET", "/v1/usage?by=colour", None).await);
+    insta::assert_snapshot!(world.refused("GET", "/v1/usage?from=2&to=1", None).await);
+    insta::assert_snapshot!(world.refused("GET", "/v1/usage?from=then", None).await);
+}

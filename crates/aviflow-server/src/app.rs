@@ -14,10 +14,13 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
-use tokio::sync::watch;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 /// Bytes of one uploaded object, where the configuration does not say.
 const MAX_UPLOAD: u64 = 100 << 20;
+
+/// Uploads and archives that run at once; more wait for their turn.
+const TRANSFERS: usize = 12;
 
 /// How long requests that are being answered may hold up the end.
 const LAST_ANSWERS: Duration = Duration::from_secs(10);
@@ -95,6 +98,8 @@ pub(crate) struct App {
     /// Set once: streams end, and no new request is taken.
     pub(crate) stopping: watch::Sender<bool>,
     pub(crate) changes: crate::changes::Hub,
+    /// Uploads and archives that run at once.
+    transfers: Arc<Semaphore>,
 }
 
 impl App {
@@ -109,6 +114,13 @@ impl App {
     /// Names of all nodes, for sentences about them.
     pub(crate) fn names(&self) -> Result<Names, Failure> {
         self.view(|view| Names::of(view.snapshot))
+    }
+
+    /// Waits until another transfer may begin. Each holds a thread for as long as its
+    /// client takes, and some must be left for everything else.
+    pub(crate) async fn transfer(&self) -> Option<OwnedSemaphorePermit> {
+        // Never closed, so a permit always comes.
+        self.transfers.clone().acquire_owned().await.ok()
     }
 
     /// Waits until the server is being stopped.
@@ -140,7 +152,8 @@ impl Server {
     pub fn new(parts: Parts) -> Server {
         let (stopping, _) = watch::channel(false);
         let changes = crate::changes::Hub::default();
-        Server { app: Arc::new(App { parts, stopping, changes }) }
+        let transfers = Arc::new(Semaphore::new(TRANSFERS));
+        Server { app: Arc::new(App { parts, stopping, changes, transfers }) }
     }
 
     /// The routes.

@@ -52,7 +52,9 @@ pub(crate) async fn files(
     })
     .await?;
     let (sender, receiver) = mpsc::channel(PIECES);
+    let turn = app.transfer().await;
     tokio::task::spawn_blocking(move || {
+        let _turn = turn;
         let mut out = Pieces { sender, piece: Vec::with_capacity(PIECE), app };
         if let Err(error) = archive(entries, &mut out) {
             // The client sees a transfer that breaks off, which is not the same as one that ends.

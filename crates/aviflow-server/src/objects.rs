@@ -61,6 +61,7 @@ pub(crate) async fn put(
     if length.is_some_and(|n| n > limit) {
         return Err(over(limit));
     }
+    let turn = app.transfer().await;
     let (sender, receiver) = mpsc::channel(PIECES);
     // Sent from a task of its own: the disk must not wait for the network within one.
     let pump = tokio::spawn(async move {
@@ -74,6 +75,7 @@ pub(crate) async fn put(
         }
     });
     let stored = blocking(move || {
+        let _turn = turn;
         let mut upload = Upload { receiver, piece: Bytes::new(), left: limit };
         let stored = app.parts.objects.put_expected(&hash, &mut upload);
         let bytes = stored.map_err(|e| match e.kind() {

@@ -345,7 +345,9 @@ impl Client {
             }
             let jobs = self.jobs(&JobFilter { limit: Some(1000), ..JobFilter::default() }).unwrap_or_default();
             let names: Vec<String> = jobs.iter().map(crate::render::jobs::name).collect();
-            let similar = similar(name, &names);
+            let mut similar = similar(name, &names);
+            // What the server suggests already is not said twice.
+            similar.retain(|n| !failure.help.as_ref().is_some_and(|h| h.contains(&format!("`{n}`"))));
             let failure =
                 if similar.is_empty() { failure } else { failure.why(format!("similar: {}", similar.join(", "))) };
             match failure.help {

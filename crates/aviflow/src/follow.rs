@@ -27,6 +27,7 @@ pub struct Follower {
     point: Option<ProgressPoint>,
     pace: VecDeque<(i64, u64)>,
     said: String,
+    waiting: String,
     told: Option<(i64, u64)>,
     timeline: usize,
     timeline_skip: usize,
@@ -54,6 +55,7 @@ impl Follower {
             point: None,
             pace: VecDeque::new(),
             said: String::new(),
+            waiting: String::new(),
             told: None,
             timeline: 0,
             timeline_skip: 0,
@@ -94,9 +96,15 @@ impl Follower {
             Some(verdict) => format!("waits, place {} of {}: {}", verdict.place, verdict.waiting, reason(verdict)),
             None => String::new(),
         };
-        let new = !text.is_empty() && text != self.said && !self.bars;
+        // Each step of a build is worth a bar's change, each part of it a line.
+        let told = job.verdict.as_ref().map_or_else(String::new, |v| {
+            let part = v.build.as_ref().map(|b| (&b.name, b.done));
+            format!("{} {} {} {part:?}", v.place, v.waiting, v.reason)
+        });
+        let new = !text.is_empty() && told != self.waiting && !self.bars;
         let line = new.then(|| format!("-- {text}").style(self.style, "33"));
         self.said = text;
+        self.waiting = told;
         self.job = Some(job);
         line.into_iter().collect()
     }

@@ -4,6 +4,7 @@
 //! last turn, and agents go on with their trainings. The next one takes them up.
 
 mod body;
+mod housekeeping;
 mod shipped;
 
 use crate::cli::{ServeArgs, StartArgs};
@@ -17,12 +18,13 @@ use aviflow_engine::driver::{Handle, Starter};
 use aviflow_engine::ports::{Observation, StoreError};
 use aviflow_local::{LocalCluster, LocalConfig, NodeConfig};
 use aviflow_server::{Info, Parts, Server, ServerConfig, Token};
-use aviflow_store::{FileTelemetry, Objects, Reader, SqliteStore};
+use aviflow_store::{FileTelemetry, Objects, SqliteStore};
+use housekeeping::Housekeeping;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
@@ -30,10 +32,6 @@ use tokio::sync::oneshot;
 
 /// Threads that may wait for the disk or the engine.
 const BLOCKING_THREADS: usize = 32;
-/// How often objects that no job refers to are removed,
-const COLLECT_EVERY: Duration = Duration::from_secs(3600);
-/// and how old they must be, as a submission uploads before it submits.
-const COLLECT_AFTER: Duration = Duration::from_secs(24 * 3600);
 
 /// What a control plane in the background says, once, on its standard output.
 #[derive(Debug, Serialize, Deserialize)]
@@ -126,6 +124,7 @@ impl Plane {
         let token = Token::load_or_create(&home.join("token")).map_err(|e| Failure::new(e.to_string()))?;
         let store = SqliteStore::open(folder).map_err(store_failure)?;
         let reader = store.reader().map_err(store_failure)?;
+        let keeper = store.keeper().map_err(store_failure)?;
         let disk = |what: &'static str| move || format!("{what} in {} cannot be opened", folder.display());
         let objects = Arc::new(Objects::open(folder).or_fail(disk("objects"))?);
         let telemetry = Arc::new(FileTelemetry::open(folder).or_fail(disk("logs"))?);
@@ -147,7 +146,14 @@ impl Plane {
             })
             .map_err(store_failure)?;
         forget_nodes(&engine, nodes)?;
-        collect_objects(&reader, &objects)?;
+        Housekeeping {
+            keeper,
+            reader: reader.clone(),
+            objects: objects.clone(),
+            telemetry: telemetry.clone(),
+            local: local.clone(),
+        }
+        .start()?;
 
         let server = Server::new(Parts {
             engine: engine.clone(),
@@ -170,7 +176,13 @@ impl Plane {
             Failure::new(format!("the control plane cannot listen on {address}: {e}"))
                 .help("choose another address with --listen")
         })?;
-        let bound = listener.local_addr().or_fail(|| "the listener has no address".to_owned())?;
+        let bound: SocketAddr = listener.local_addr().or_fail(|| "the listener has no address".to_owned())?;
+        if !bound.ip().is_loopback() {
+            return Err(Failure::usage(format!(
+                "other machines could reach {bound}, and whoever has the token can run commands here"
+            ))
+            .help("listen on 127.0.0.1; from another machine, come in through `ssh -L`"));
+        }
         let file = ServerFile {
             pid: std::process::id(),
             url: format!("http://{bound}"),
@@ -271,31 +283,4 @@ fn left_behind(engine: &Handle) -> (Vec<String>, u32) {
     });
     // An engine that has ended knows nothing any more.
     read.unwrap_or_default()
-}
-
-/// Removes objects that no job refers to, from time to time.
-fn collect_objects(reader: &Reader, objects: &Arc<Objects>) -> Result<()> {
-    let (reader, objects) = (reader.clone(), objects.clone());
-    let work = move || {
-        loop {
-            std::thread::sleep(COLLECT_EVERY);
-            let before = SystemTime::now() - COLLECT_AFTER;
-            let collected = reader
-                .objects()
-                .map_err(|e| e.to_string())
-                .and_then(|live| objects.collect(&live, before).map_err(|e| e.to_string()));
-            match collected {
-                Ok(gone) if gone.files > 0 => {
-                    note(&format!("removed {} objects that no job refers to ({} bytes)", gone.files, gone.bytes))
-                }
-                Ok(_) => {}
-                Err(error) => note(&format!("objects could not be collected: {error}")),
-            }
-        }
-    };
-    std::thread::Builder::new()
-        .name("collect".to_owned())
-        .spawn(work)
-        .map(drop)
-        .or_fail(|| "threads cannot be started".to_owned())
 }

@@ -15,7 +15,7 @@ use crate::client::Client;
 use crate::context::Config;
 use crate::error::{Failure, Result, While};
 use crate::output::{Output, note};
-use crate::render::number::{bytes as amount, parse_bytes};
+use crate::render::number::{bytes as amount, count, parse_bytes};
 use crate::render::style::Style;
 use aviflow_api::diagnostic::Diagnostic;
 use aviflow_api::environment::hex;
@@ -58,7 +58,7 @@ pub fn prepare(client: &Client, config: &Config, args: &SubmitArgs, output: Outp
     let mut objects = Vec::new();
 
     provenance.file = args.document.as_ref().map(|_| loaded.name.clone());
-    provenance.client = facts();
+    provenance.client = facts(&spec);
     // Drawn here and not by the training, so that an exact rerun can repeat it.
     spec.seed = spec.seed.or_else(|| Some(draw_seed()));
     data::resolve(&mut spec.data, &loaded.base, &mut provenance.data)?;
@@ -84,7 +84,7 @@ pub fn prepare(client: &Client, config: &Config, args: &SubmitArgs, output: Outp
         spec.code = Some(code);
         let taken = snapshot::take(&folder, limit)?;
         taken.warnings.iter().for_each(|w| note(w));
-        note(&format!("code     {} in {} files", amount(taken.snapshot.bytes), taken.snapshot.files));
+        note(&format!("code: {} in {}", amount(taken.snapshot.bytes), count(taken.snapshot.files, "file")));
         objects.push(Object { sha256: taken.snapshot.sha256.clone(), content: taken.archive });
         provenance.code = Some(taken.snapshot);
     }
@@ -260,7 +260,7 @@ fn draw_seed() -> u64 {
 }
 
 /// Facts of this machine.
-fn facts() -> BTreeMap<String, String> {
+fn facts(spec: &JobSpec) -> BTreeMap<String, String> {
     let mut facts = BTreeMap::from([
         ("aviflow".to_owned(), env!("CARGO_PKG_VERSION").to_owned()),
         ("os".to_owned(), std::env::consts::OS.to_owned()),
@@ -269,7 +269,18 @@ fn facts() -> BTreeMap<String, String> {
     let uname = rustix::system::uname();
     facts.insert("host".to_owned(), uname.nodename().to_string_lossy().into_owned());
     facts.insert("kernel".to_owned(), uname.release().to_string_lossy().into_owned());
+    // An environment says itself which Python it has; without one it is whatever lies on PATH.
+    let program = spec.run.first().filter(|p| spec.environment.is_none() && p.starts_with("python"));
+    if let Some(version) = program.and_then(|p| python_version(p)) {
+        facts.insert("python".to_owned(), version);
+    }
     facts
+}
+
+fn python_version(program: &str) -> Option<String> {
+    let output = std::process::Command::new(program).arg("-V").stdin(std::process::Stdio::null()).output().ok()?;
+    let text = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    text.strip_prefix("Python ").map(str::to_owned)
 }
 
 #[cfg(test)]

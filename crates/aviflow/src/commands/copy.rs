@@ -4,7 +4,7 @@ use super::App;
 use crate::cli::CpArgs;
 use crate::error::{Failure, Result, While};
 use crate::output::print;
-use crate::render::number::bytes;
+use crate::render::number::{bytes, count};
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ pub fn cp(app: &App, args: &CpArgs) -> Result<()> {
     let client = app.client()?;
     let archive = client.files(job, path)?;
     let (files, size) = receive(archive, path, &target)?;
-    let what = if files == 1 { "1 file".to_owned() } else { format!("{files} files") };
+    let what = count(files, "file");
     print(&format!(
         "copied {job}:{path} from {} to {} ({what}, {})\n",
         client.context(),

@@ -19,6 +19,8 @@ use std::time::Duration;
 
 /// After this time somebody should look why it does not end.
 const STOP_LIMIT: Duration = Duration::from_secs(60);
+/// One that was killed is gone by then.
+const DYING_LIMIT: Duration = Duration::from_secs(10);
 
 /// `aviflow server`
 pub fn server(app: &App, command: ServerCommand) -> Result<ExitCode> {
@@ -42,7 +44,13 @@ pub fn server(app: &App, command: ServerCommand) -> Result<ExitCode> {
 pub fn start(app: &App, args: &StartArgs) -> Result<ServerFile> {
     let _only = app.home.lock_start()?;
     if let Some(running) = app.home.server()? {
-        return Ok(running);
+        if context::local(&app.home)?.is_some_and(|client| client.server().is_ok()) {
+            return Ok(running);
+        }
+        // One that was killed holds its lock until the last of it is gone.
+        if !stops(app, DYING_LIMIT)? {
+            return Err(stuck(app, running.pid, "does not answer"));
+        }
     }
     let log_path = app.home.join("server.log");
     let open = OpenOptions::new().append(true).create(true).mode(0o600).open(&log_path);
@@ -114,24 +122,31 @@ fn stop(app: &App) -> Result<ExitCode> {
         let pid = pid.ok_or_else(|| Failure::platform(format!("server.json names no process: {}", file.pid)))?;
         kill_process(pid, Signal::TERM).or_fail(|| format!("process {} cannot be ended", file.pid))?;
     }
-    let (done, wait) = mpsc::channel();
-    let home = app.home.clone();
-    std::thread::spawn(move || done.send(home.wait_stopped()));
-    match wait.recv_timeout(STOP_LIMIT) {
-        Ok(waited) => waited?,
-        Err(_) => {
-            return Err(Failure::platform(format!("process {} does not end", file.pid)).help(format!(
-                "see {}, then `kill -9 {}`; nothing that was acknowledged is lost",
-                app.home.join("server.log").display(),
-                file.pid
-            )));
-        }
+    if !stops(app, STOP_LIMIT)? {
+        return Err(stuck(app, file.pid, "does not end"));
     }
     print(&format!("stopped the control plane (process {})\n", file.pid));
     if let Some(answer) = answer {
         print(&goes_on(&answer.running, answer.waiting));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Whether the control plane is gone within this time.
+fn stops(app: &App, limit: Duration) -> Result<bool> {
+    let (done, wait) = mpsc::channel();
+    let home = app.home.clone();
+    std::thread::spawn(move || done.send(home.wait_stopped()));
+    match wait.recv_timeout(limit) {
+        Ok(waited) => waited.map(|()| true),
+        Err(_) => Ok(false),
+    }
+}
+
+fn stuck(app: &App, pid: u32, what: &str) -> Failure {
+    let log = app.home.join("server.log");
+    Failure::platform(format!("process {pid}, the control plane in {}, {what}", app.home.path().display()))
+        .help(format!("see {}, then `kill -9 {pid}`; nothing that was acknowledged is lost", log.display()))
 }
 
 /// What is left behind, and how to see it.

@@ -9,6 +9,7 @@ use crate::output::{Output, now, print};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use signal_hook::consts::SIGINT;
 use signal_hook::iterator::Signals;
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 /// How long a control plane may be away before following ends.
@@ -16,9 +17,13 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// The pause between two tries to reach it.
 const PAUSE: Duration = Duration::from_millis(500);
 
+/// How often the bar is drawn while nothing happens, so that one sees that it lives.
+const TICK: Duration = Duration::from_millis(120);
+
 /// Where the follower's words go.
 struct Screen {
     bar: Option<ProgressBar>,
+    steps: Cell<bool>,
 }
 
 impl Screen {
@@ -26,31 +31,34 @@ impl Screen {
         let bar = terminal.then(|| {
             let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stdout());
             bar.set_style(waiting_style());
+            bar.enable_steady_tick(TICK);
             bar
         });
-        Screen { bar }
+        Screen { bar, steps: Cell::new(false) }
     }
 
-    fn line(&self, line: &str) {
+    fn lines(&self, lines: &[String]) {
+        if lines.is_empty() {
+            return;
+        }
+        let text = lines.join("\n") + "\n";
         match &self.bar {
-            Some(bar) => bar.suspend(|| print(&format!("{line}\n"))),
-            None => print(&format!("{line}\n")),
+            Some(bar) => bar.suspend(|| print(&text)),
+            None => print(&text),
         }
     }
 
     fn status(&self, follower: &Follower) {
         let Some(bar) = &self.bar else { return };
         let status = follower.status();
-        match status.steps {
-            Some((step, total)) => {
-                bar.set_style(steps_style());
-                bar.set_length(total);
-                bar.set_position(step);
-            }
-            None => bar.set_style(waiting_style()),
+        if self.steps.replace(status.steps.is_some()) != status.steps.is_some() {
+            bar.set_style(if status.steps.is_some() { steps_style() } else { waiting_style() });
+        }
+        if let Some((step, total)) = status.steps {
+            bar.set_length(total);
+            bar.set_position(step);
         }
         bar.set_message(status.text);
-        bar.tick();
     }
 
     fn clear(&self) {
@@ -92,7 +100,7 @@ pub fn follow(home: &Home, client: Client, name: &str, output: Output) -> Result
                 return Err(failure);
             }
         };
-        screen.line(&format!("-- {}; the job goes on, waiting for the control plane", broken.message));
+        screen.lines(&[format!("-- {}; the job goes on, waiting for the control plane", broken.message)]);
         match reconnect(home, &client) {
             Some(found) => client = found,
             None => {
@@ -108,9 +116,7 @@ pub fn follow(home: &Home, client: Client, name: &str, output: Output) -> Result
 
 fn watch(client: &Client, name: &str, follower: &mut Follower, screen: &Screen) -> Result<Option<i32>> {
     for event in client.events(name)? {
-        for line in follower.on(event?, now()) {
-            screen.line(&line);
-        }
+        screen.lines(&follower.on(event?, now()));
         screen.status(follower);
         if follower.end().is_some() {
             break;

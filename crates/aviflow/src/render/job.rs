@@ -1,6 +1,6 @@
 //! Everything about one job.
 
-use super::number::{ago, bytes, gpu_time, instant, percent, span, value};
+use super::number::{ago, bytes, count, gpu_time, instant, percent, span, value};
 use super::style::{self, Styled, clean};
 use super::table::{Align, Table};
 use super::{View, jobs};
@@ -80,8 +80,7 @@ pub fn show(job: &JobDetail, view: View) -> String {
 /// `2 nodes of 8 GPUs: local-0, local-1`.
 fn gang(job: &JobDetail) -> String {
     let s = &job.summary;
-    let nodes = if s.nodes == 1 { "1 node".to_owned() } else { format!("{} nodes", s.nodes) };
-    let gpus = if s.gpus_per_node == 1 { "1 GPU".to_owned() } else { format!("{} GPUs", s.gpus_per_node) };
+    let (nodes, gpus) = (count(s.nodes.into(), "node"), count(s.gpus_per_node.into(), "GPU"));
     let on = if s.on.is_empty() { String::new() } else { format!(": {}", s.on.join(", ")) };
     format!("{nodes} of {gpus}{on}")
 }
@@ -199,7 +198,7 @@ fn record(job: &JobDetail, view: View) -> String {
     pairs.put("file", p.file.clone().unwrap_or_default());
     pairs.put("rerun of", p.rerun_of.clone().unwrap_or_default());
     if let Some(code) = &p.code {
-        let files = if code.files == 1 { "1 file".to_owned() } else { format!("{} files", code.files) };
+        let files = count(code.files, "file");
         pairs.put("code", format!("{} ({files}, {})", code.sha256, bytes(code.bytes)));
         if let Some(commit) = &code.commit {
             pairs.put("commit", format!("{commit}{}", if code.dirty { ", with uncommitted changes" } else { "" }));

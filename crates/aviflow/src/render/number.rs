@@ -49,6 +49,11 @@ pub fn grouped(value: i64) -> String {
     if value < 0 { format!("-{out}") } else { out }
 }
 
+/// `1 file`, `3 files`.
+pub fn count(n: u64, one: &str) -> String {
+    format!("{} {one}{}", grouped(i64::try_from(n).unwrap_or(i64::MAX)), if n == 1 { "" } else { "s" })
+}
+
 /// A share in percent with one decimal; `-` of nothing.
 pub fn percent(part: i64, whole: i64) -> String {
     if whole <= 0 {

@@ -30,7 +30,10 @@ pub fn plan(answer: &PlanAnswer, provenance: &Provenance, view: View) -> String 
         pairs.put("environment", format!("{}@{}, {ready}", environment.name, environment.version));
     }
     if let Some(code) = &provenance.code {
-        pairs.put("code", format!("{} in {} files", super::number::bytes(code.bytes), code.files));
+        pairs.put(
+            "code",
+            format!("{} in {}", super::number::bytes(code.bytes), super::number::count(code.files, "file")),
+        );
     }
     pairs.put("run", command(&spec.run));
     out.push_str(&pairs.render(view));

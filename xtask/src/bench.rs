@@ -5,7 +5,7 @@
 
 mod http;
 
-use crate::control::{self, Profile, Scratch};
+use crate::control::{self, Control, Profile, Scratch};
 use crate::proc::{capture, command, target};
 use anyhow::{Context as _, Result, bail};
 use http::Http;
@@ -56,7 +56,7 @@ pub fn run(write: bool) -> Result<u8> {
 /// CPU time of a control plane that has nothing to do.
 fn idle(binary: &Path, home: &Path) -> Result<Vec<Figure>> {
     println!("idle: {} s with nothing to do", IDLE.as_secs());
-    let scratch = Scratch::start(binary.to_owned(), home, 2)?;
+    let scratch = Scratch::start(Control::new(binary.to_owned(), home)?, 2)?;
     let pid = scratch.0.pid()?;
     let resident = resident(pid)?;
     let before = cpu_ticks(pid)?;
@@ -79,7 +79,7 @@ fn submission(binary: &Path, home: &Path) -> Result<Vec<Figure>> {
     println!(
         "submission: {SUBMISSIONS} jobs over REST, {SUBMISSIONS} by the command line, {SUBMISSIONS} without the platform"
     );
-    let scratch = Scratch::start(binary.to_owned(), home, 1)?;
+    let scratch = Scratch::start(Control::new(binary.to_owned(), home)?, 1)?;
     let mut http = Http::connect(&scratch.0.address()?, &scratch.0.token()?)?;
     let stamp = |name: String| -> (PathBuf, String) {
         let file = home.join(name);
@@ -133,7 +133,7 @@ fn submission(binary: &Path, home: &Path) -> Result<Vec<Figure>> {
 /// Many jobs that do nothing, one after another on eight GPUs.
 fn small_jobs(binary: &Path, home: &Path) -> Result<Vec<Figure>> {
     println!("small jobs: {SMALL_JOBS} that run `true`, on one node of 8");
-    let scratch = Scratch::start(binary.to_owned(), home, 1)?;
+    let scratch = Scratch::start(Control::new(binary.to_owned(), home)?, 1)?;
     let mut http = Http::connect(&scratch.0.address()?, &scratch.0.token()?)?;
     let begun = Instant::now();
     for n in 0..SMALL_JOBS {
@@ -161,7 +161,7 @@ fn small_jobs(binary: &Path, home: &Path) -> Result<Vec<Figure>> {
 /// Memory with a history and a long queue. The finished jobs were cancelled while they waited.
 fn many_jobs(binary: &Path, home: &Path) -> Result<Vec<Figure>> {
     println!("many jobs: {FINISHED_JOBS} that ended and {WAITING_JOBS} that wait");
-    let scratch = Scratch::start(binary.to_owned(), home, 1)?;
+    let scratch = Scratch::start(Control::new(binary.to_owned(), home)?, 1)?;
     let nodes = capture(&mut scratch.0.cli(["node", "ls", "-o", "json"]))?;
     let nodes: Value = serde_json::from_str(&nodes)?;
     let list = if nodes.is_array() { &nodes } else { &nodes["nodes"] };

@@ -52,10 +52,10 @@ impl Control {
         Ok(Control { binary, home })
     }
 
-    /// The binary with the home folder of tests. It is emptied, but for its environments, which take
-    /// minutes to make, and its cache.
-    pub fn fresh(binary: PathBuf) -> Result<Control> {
-        let control = Control::new(binary, &tested_home()?)?;
+    /// The same with a folder that is emptied first, but for its environments, which take minutes to
+    /// make, and its cache.
+    pub fn fresh(binary: PathBuf, home: &Path) -> Result<Control> {
+        let control = Control::new(binary, home)?;
         if control.runs() {
             capture(&mut control.cli(["server", "stop"]))?;
         }
@@ -148,9 +148,8 @@ fn find<'a>(value: &'a Value, key: &str) -> Option<&'a Value> {
 pub struct Scratch(pub Control);
 
 impl Scratch {
-    /// Starts one in an empty folder.
-    pub fn start(binary: PathBuf, home: &Path, nodes: u32) -> Result<Scratch> {
-        let control = Control::new(binary, home)?;
+    /// Starts one.
+    pub fn start(control: Control, nodes: u32) -> Result<Scratch> {
         control.start(nodes)?;
         Ok(Scratch(control))
     }

@@ -7,7 +7,7 @@
 //! 0, or the last one of a block with `exit=CODE` with that code. The other
 //! lines of the block show what a reader may expect and are not compared.
 
-use crate::control::Scratch;
+use crate::control::{Control, Scratch};
 use crate::proc::{command, target};
 use crate::suite::Count;
 use anyhow::{Context as _, Result};
@@ -38,7 +38,7 @@ pub fn run(binary: &Path) -> Result<Count> {
     if scratch.join("pages").exists() {
         std::fs::remove_dir_all(scratch.join("pages"))?;
     }
-    let _control = Scratch::start(binary.to_owned(), &scratch.join("home"), NODES)?;
+    let _control = Scratch::start(Control::fresh(binary.to_owned(), &scratch.join("home"))?, NODES)?;
     let mut count = Count::default();
     for page in pages()? {
         let steps = steps(&std::fs::read_to_string(&page)?);
@@ -71,9 +71,6 @@ fn pages() -> Result<Vec<PathBuf>> {
 /// Runs one page in a folder of its own; after the first failure its other commands would mean nothing.
 fn run_page(page: &Path, steps: &[Step], binary: &Path, folder: &Path, home: &Path) -> Result<Count> {
     std::fs::create_dir_all(folder)?;
-    for shared in ["examples", "environments"] {
-        std::os::unix::fs::symlink(std::fs::canonicalize(shared)?, folder.join(shared))?;
-    }
     let beside = binary.parent().unwrap_or(Path::new(""));
     let path = std::env::var_os("PATH").unwrap_or_default();
     let path = std::env::join_paths(std::iter::once(beside.to_owned()).chain(std::env::split_paths(&path)))?;

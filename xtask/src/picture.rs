@@ -28,7 +28,7 @@ pub fn run() -> Result<u8> {
     if which("script").is_none() {
         bail!("this machine lacks `script`, which is in Debian's package bsdutils");
     }
-    let control = Control::fresh(control::build(Profile::Dev)?)?;
+    let control = Control::fresh(control::build(Profile::Dev)?, &control::tested_home()?)?;
     control.start(2)?;
     let outcome = draw(&control);
     control.stop()?;

@@ -141,7 +141,7 @@ fn histories(number: &str) -> Result<Outcome> {
 
 /// The demo as a person starts it: its last lines are the training's results, and it has learned.
 pub fn demo() -> Result<Outcome> {
-    let control = Control::fresh(control::build(Profile::Dev)?)?;
+    let control = Control::fresh(control::build(Profile::Dev)?, &control::tested_home()?)?;
     let this = std::env::current_exe()?;
     let Ran { ok, output } = tee(command(this).args(["demo", "--exit", "--home"]).arg(&control.home))?;
     let lines: Vec<&str> = output.trim_end().lines().collect();

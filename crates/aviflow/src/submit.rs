@@ -171,8 +171,9 @@ fn quote_name(options: &mut Options) {
     let program = options.command.first().and_then(|c| Path::new(c).file_name()).and_then(|n| n.to_str());
     let name = options.name.as_deref().or(program).unwrap_or_default();
     let plain = aviflow_api::yaml::Node::scalar(name, aviflow_api::yaml::Style::Plain, Span::new(SourceId(0), 0..0));
-    if !name.is_empty() && !matches!(plain.meaning(), Some(aviflow_api::yaml::Meaning::Text(_))) {
-        options.set.insert(0, format!("name={}", serde_json::Value::from(name)));
+    let set = options.set.iter().any(|s| s.starts_with("name="));
+    if !set && !name.is_empty() && !matches!(plain.meaning(), Some(aviflow_api::yaml::Meaning::Text(_))) {
+        options.set.push(format!("name={}", serde_json::Value::from(name)));
     }
 }
 

@@ -82,6 +82,25 @@ fn the_death_of_an_agent_costs_no_retry() {
 }
 
 #[test]
+fn a_backup_is_restored_and_a_pool_may_change() {
+    let world = World::with_pool(2, 2);
+    world.ok(&["run", "--name", "kept", "--", "true"]);
+    let file = world.work().join("backup.db").display().to_string();
+    world.ok(&["store", "backup", &file]);
+    world.ok(&["run", "--name", "lost", "--", "true"]);
+    let refused = world.run(&["store", "restore", &file]);
+    assert_eq!(refused.code, 1, "{refused:?}");
+    assert!(refused.err.contains("aviflow server stop"), "{refused:?}");
+    world.ok(&["server", "stop"]);
+    world.ok(&["store", "restore", &file]);
+    world.ok(&["server", "start", "--nodes", "1"]);
+    assert_eq!(world.ok(&["ls", "-q"]), "default/kept\n");
+    let nodes = world.ok(&["node", "ls"]);
+    let conditions: Vec<&str> = nodes.lines().skip(1).filter_map(|l| l.split_whitespace().nth(1)).collect();
+    assert_eq!(conditions, ["Ready", "Gone"], "{nodes}");
+}
+
+#[test]
 fn a_second_control_plane_is_refused() {
     let world = World::with_pool(1, 1);
     let said = world.run(&["serve"]);

@@ -33,10 +33,10 @@ pub fn ls(app: &App, args: &LsArgs) -> Result<()> {
     }
     let empty = list.is_empty() && args.output.format == crate::cli::Format::Table;
     if empty {
-        note(if args.waiting {
-            "no job waits"
-        } else {
-            "no jobs; `aviflow run FILE` submits one, `aviflow ls --all` shows older ones"
+        note(match (args.waiting, args.all || args.user.is_some() || args.queue.is_some()) {
+            (true, _) => "no job waits",
+            (false, true) => "no such jobs",
+            (false, false) => "no jobs; `aviflow run FILE` submits one, `aviflow ls --all` shows older ones",
         });
         return Ok(());
     }

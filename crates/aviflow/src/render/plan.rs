@@ -5,16 +5,24 @@ use super::style::Styled;
 use super::{View, jobs};
 use aviflow_api::rest::PlanAnswer;
 use aviflow_api::spec::Provenance;
+use aviflow_core::schedule::Constraint;
 
 /// `aviflow plan`.
 pub fn plan(answer: &PlanAnswer, provenance: &Provenance, view: View) -> String {
     let spec = &answer.spec;
-    let (word, colour) = if answer.starts_now { ("would start now", "32") } else { ("would wait", "33") };
+    let never = answer.verdict.as_ref().is_some_and(|v| matches!(v.constraint, Constraint::Never { .. }));
+    let (word, colour) = match (answer.starts_now, never) {
+        (true, _) => ("would start now", "32"),
+        (false, false) => ("would wait", "33"),
+        (false, true) => ("would be refused", "31"),
+    };
     let mut out = format!("{} {}\n", answer.name.style(view.style, "1"), word.style(view.style, colour));
     let mut pairs = Pairs::default();
     if let Some(verdict) = &answer.verdict {
         pairs.put("because", jobs::reason(verdict));
-        pairs.put("place", format!("{} of {}", verdict.place, verdict.waiting));
+        if !never {
+            pairs.put("place", format!("{} of {}", verdict.place, verdict.waiting));
+        }
     }
     pairs.put("on", answer.on.join(", "));
     let nodes = if spec.nodes.min == spec.nodes.max {

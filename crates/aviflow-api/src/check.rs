@@ -4,8 +4,10 @@
 
 mod launcher;
 mod pool;
+mod support;
 
 pub use pool::{NodeKind, PoolFacts, check_pool};
+pub use support::{LOCAL, check_support};
 
 use crate::diagnostic::DiagnosticCode;
 use crate::file::report::Report;

@@ -56,14 +56,23 @@ pub fn constraint(constraint: &Constraint, now: Time) -> String {
             };
             format!("{need}; {have}")
         }
-        Constraint::Never { needs_nodes, gpus_per_node, gpu_types, capable_nodes } => format!(
-            "can never start: needs {} with {}{}, and the pool has {} that large; cancel it or ask for less",
-            plural(*needs_nodes, "node"),
-            plural(*gpus_per_node, "GPU"),
-            of_types(gpu_types),
-            if *capable_nodes == 0 { "no node".to_owned() } else { format!("only {}", plural(*capable_nodes, "node")) },
-        ),
+        Constraint::Never { needs_nodes, gpus_per_node, gpu_types, capable_nodes } => {
+            let why = never(*needs_nodes, *gpus_per_node, gpu_types, *capable_nodes);
+            format!("can never start: {why}; cancel it or ask for less")
+        }
     }
+}
+
+/// What the pool cannot give.
+#[must_use]
+pub fn never(needs_nodes: u32, gpus_per_node: u32, gpu_types: &[String], capable_nodes: u32) -> String {
+    format!(
+        "needs {} with {}{}, and the pool has {} that large",
+        plural(needs_nodes, "node"),
+        plural(gpus_per_node, "GPU"),
+        of_types(gpu_types),
+        if capable_nodes == 0 { "no node".to_owned() } else { format!("only {}", plural(capable_nodes, "node")) },
+    )
 }
 
 /// How a process ended, in the words of a shell.

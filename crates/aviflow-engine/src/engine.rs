@@ -8,6 +8,8 @@
 
 mod intake;
 
+pub use intake::refusal;
+
 use crate::ports::{Batch, JobRecord, Observation, Order, Stamped, Store, StoreError};
 #[cfg(test)]
 use crate::sim::planted::Planted;
@@ -108,7 +110,7 @@ pub enum Refusal {
     #[error("queue `{0}` is draining and takes no new jobs; submit to another with `--queue`")]
     QueueDraining(String),
     /// The pool can never hold it.
-    #[error("{0}")]
+    #[error("the job can never start: it {0}; ask for less")]
     NeverFits(String),
 }
 

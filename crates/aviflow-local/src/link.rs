@@ -318,7 +318,11 @@ fn take_event(shared: &Arc<Shared>, key: StreamKey, acks: &Arc<Acks>, seq: u64, 
         acks.done(seq);
     });
     let ago = Span(i64::try_from(ago_ms).unwrap_or(i64::MAX));
-    shared.report_worker(key, epoch, ago, worker_event(event), Some(durable));
+    let mut event = worker_event(event);
+    if let WorkerEvent::CheckpointComplete { path, .. } = &mut event {
+        *path = shared.volumes.named(key.job, path);
+    }
+    shared.report_worker(key, epoch, ago, event, Some(durable));
 }
 
 fn worker_event(event: Event) -> WorkerEvent {

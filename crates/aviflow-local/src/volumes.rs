@@ -24,6 +24,15 @@ impl Volumes {
         self.jobs.join(job.0.to_string()).join("volumes")
     }
 
+    /// A path as the job's document would name it, where it is below the job's folder.
+    #[must_use]
+    pub fn named(&self, job: JobId, path: &str) -> String {
+        match Path::new(path).strip_prefix(self.root(job)) {
+            Ok(inside) => format!("/{}", inside.display()),
+            Err(_) => path.to_owned(),
+        }
+    }
+
     /// The folder behind a path of a job's document.
     ///
     /// # Errors
@@ -56,6 +65,8 @@ mod tests {
     fn paths_stay_below_the_job() {
         let volumes = Volumes::new(Path::new("/home"));
         let path = |p| volumes.path(JobId(7), p);
+        assert_eq!(volumes.named(JobId(7), "/home/jobs/7/volumes/checkpoints/a"), "/checkpoints/a");
+        assert_eq!(volumes.named(JobId(7), "/home/jobs/8/volumes/a"), "/home/jobs/8/volumes/a");
         assert_eq!(path("/checkpoints"), Ok(PathBuf::from("/home/jobs/7/volumes/checkpoints")));
         assert_eq!(path("/a//./b/"), Ok(PathBuf::from("/home/jobs/7/volumes/a/b")));
         for wrong in ["/", "", "a", "/a/../../b", "/.."] {

@@ -11,18 +11,18 @@ use crate::names::{NAMESPACE, resolve};
 use crate::params::Input;
 use crate::secret::{restored, shown};
 use crate::view::{Names, Waits, count, verdict};
+use aviflow_api::check::check_support;
 use aviflow_api::convert::to_request;
+use aviflow_api::diagnostic::Diagnostic;
 use aviflow_api::environment::{self, Description};
 use aviflow_api::file::check_spec;
 use aviflow_api::rest::{JobDetail, PlanAnswer, Submit};
 use aviflow_api::spec::{JobSpec, Provenance, ResolvedEnvironment};
-use aviflow_core::explain::{self, NodeNames};
-use aviflow_core::model::{
-    Counters, EnvironmentHash, EnvironmentState, Job, JobId, JobKey, Phase, QueueState, Request, Snapshot,
-};
-use aviflow_core::schedule::{Decision, Memo, never_fits, plan};
-use aviflow_core::time::{Span, Time};
-use aviflow_engine::engine::{Answer, Refusal, Submission, default_queue};
+use aviflow_core::explain::NodeNames;
+use aviflow_core::model::{Counters, EnvironmentHash, EnvironmentState, Job, JobId, JobKey, Phase, Request, Snapshot};
+use aviflow_core::schedule::{Decision, Memo, plan};
+use aviflow_core::time::Span;
+use aviflow_engine::engine::{Answer, Refusal, Submission, refusal};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -37,7 +37,7 @@ pub(crate) async fn submit(
         let submission = checked(&app, submit, user)?;
         // Said before anything is uploaded; the engine decides it again.
         let request = submission.request.clone();
-        app.view(move |view| possible(view.snapshot, &request, view.now))??;
+        app.view(move |view| possible(view.snapshot, &request))??;
         let missing = missing(&app, &submission.provenance);
         if !missing.is_empty() {
             return Err(Failure::missing(missing));
@@ -58,8 +58,13 @@ fn checked(app: &App, submit: Submit, user: String) -> Result<Submission, Failur
         Some(name) => repeated(app, spec, name, &user)?,
         None => spec,
     };
-    if let Err(problems) = check_spec(&spec, &app.parts.defaults) {
-        let errors: Vec<_> = problems.into_iter().filter(aviflow_api::diagnostic::Diagnostic::is_error).collect();
+    let body = app.parts.body.name();
+    let problems = match check_spec(&spec, &app.parts.defaults) {
+        Err(problems) => problems,
+        Ok(_) => check_support(&spec, body),
+    };
+    if problems.iter().any(Diagnostic::is_error) {
+        let errors: Vec<_> = problems.into_iter().filter(Diagnostic::is_error).collect();
         let list: Vec<&str> = errors.iter().map(|d| d.message.as_str()).collect();
         let failure = Failure::refused("invalidSpec", list.join("; "));
         return Err(match errors.into_iter().find_map(|d| d.help) {
@@ -87,10 +92,6 @@ fn check_provenance(app: &App, spec: &JobSpec, provenance: &Provenance) -> Resul
         )
         .help("submit it with `aviflow run`, which resolves it")
     };
-    if spec.image.is_some() && app.parts.body.name() == "local" {
-        return Err(Failure::refused("noImages", "this machine runs no images")
-            .help("use `environment`, or submit to a control plane on Kubernetes"));
-    }
     if spec.code.is_some() && provenance.code.is_none() {
         return Err(unresolved("code"));
     }
@@ -179,7 +180,12 @@ pub(crate) async fn what_if(
 fn answer(app: &App, submission: Submission) -> Result<PlanAnswer, Failure> {
     let (mut snapshot, now) = app.view(|view| (view.snapshot.clone(), view.now))?;
     let request = submission.request;
-    check_queue(&snapshot, &request.queue)?;
+    // What can never start gets a verdict; that is what was asked.
+    if let Some(refusal) = refusal(&snapshot, &request)
+        && !matches!(refusal, Refusal::NeverFits(_))
+    {
+        return Err(refusal.into());
+    }
     let environment = submission.provenance.environment.as_ref().map(|e| EnvironmentHash(e.hash.clone()));
     let ready = environment.as_ref().is_none_or(|hash| {
         snapshot.environments.get(hash) == Some(&EnvironmentState::Ready) || app.parts.body.environment_ready(&hash.0)
@@ -230,29 +236,8 @@ fn answer(app: &App, submission: Submission) -> Result<PlanAnswer, Failure> {
 }
 
 /// Whether the engine would take it.
-fn possible(snapshot: &Snapshot, request: &Request, now: Time) -> Result<(), Failure> {
-    check_queue(snapshot, &request.queue)?;
-    match never_fits(snapshot, &request.shape()) {
-        Some(constraint) => Err(Refusal::NeverFits(explain::constraint(&constraint, now)).into()),
-        None => Ok(()),
-    }
-}
-
-/// As the engine would refuse it.
-fn check_queue(snapshot: &Snapshot, queue: &str) -> Result<(), Failure> {
-    let first = default_queue();
-    let found = match snapshot.queues.get(queue) {
-        None if snapshot.queues.is_empty() && first.name == queue => Some(&first),
-        found => found,
-    };
-    match found {
-        None => {
-            let known = snapshot.queues.keys().cloned().collect::<Vec<_>>().join(", ");
-            Err(Refusal::NoSuchQueue { queue: queue.to_owned(), known }.into())
-        }
-        Some(queue) if queue.state == QueueState::Draining => Err(Refusal::QueueDraining(queue.name.clone()).into()),
-        Some(_) => Ok(()),
-    }
+fn possible(snapshot: &Snapshot, request: &Request) -> Result<(), Failure> {
+    refusal(snapshot, request).map_or(Ok(()), |refusal| Err(refusal.into()))
 }
 
 /// The name that the engine would give.

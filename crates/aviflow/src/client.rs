@@ -364,7 +364,13 @@ fn user() -> Option<String> {
         !name.is_empty() && name.len() <= 64 && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-+@".contains(&b))
     };
     let named = ["AVIFLOW_USER", "USER", "LOGNAME"].iter().find_map(|v| std::env::var(v).ok().filter(plain));
-    named.or_else(|| Some(format!("uid-{}", rustix::process::getuid().as_raw())))
+    let uid = rustix::process::getuid().as_raw();
+    let listed = || {
+        let users = std::fs::read_to_string("/etc/passwd").ok()?;
+        let line = users.lines().find(|l| l.split(':').nth(2) == Some(uid.to_string().as_str()))?;
+        line.split(':').next().map(str::to_owned).filter(plain)
+    };
+    named.or_else(listed).or_else(|| Some(format!("uid-{uid}")))
 }
 
 /// What a server that is not Aviflow's says.

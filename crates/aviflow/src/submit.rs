@@ -17,11 +17,12 @@ use crate::error::{Failure, Result, While};
 use crate::output::{Output, note};
 use crate::render::number::{bytes as amount, count, parse_bytes};
 use crate::render::style::Style;
+use aviflow_api::check::{PoolFacts, check_pool, check_support};
 use aviflow_api::diagnostic::Diagnostic;
 use aviflow_api::environment::hex;
-use aviflow_api::file::{BASH, Defaults, Document, Options};
-use aviflow_api::rest::Submit;
-use aviflow_api::source::{SourceId, Sources, Span};
+use aviflow_api::file::{BASH, Defaults, Document, Options, Places};
+use aviflow_api::rest::{NodeInfo, Submit};
+use aviflow_api::source::Sources;
 use aviflow_api::spec::{Code, JobSpec};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
@@ -48,10 +49,10 @@ struct Object {
     content: tempfile::NamedTempFile,
 }
 
-/// Reads, checks and resolves what was asked for.
-pub fn prepare(client: &Client, config: &Config, args: &SubmitArgs, output: Output) -> Result<Prepared> {
+/// Checks a document against the pool and resolves what it names.
+pub fn prepare(client: &Client, loaded: Loaded, args: &SubmitArgs, output: Output) -> Result<Prepared> {
     let limit = snapshot_limit(args)?;
-    let loaded = load(args, config, output.error_style)?;
+    let warnings = fits(client, &loaded, output.error_style)?;
     let mut spec = loaded.spec;
     let mut submit = Submit { spec: spec.clone(), provenance: Default::default() };
     let provenance = &mut submit.provenance;
@@ -89,7 +90,27 @@ pub fn prepare(client: &Client, config: &Config, args: &SubmitArgs, output: Outp
         provenance.code = Some(taken.snapshot);
     }
     submit.spec = spec;
-    Ok(Prepared { submit, objects, warnings: loaded.warnings })
+    Ok(Prepared { submit, objects, warnings })
+}
+
+/// What the pool can never give and what is not acted on there, with its places.
+fn fits(client: &Client, loaded: &Loaded, style: Style) -> Result<String> {
+    let nodes = client.nodes()?;
+    let size = |n: &NodeInfo| u32::try_from(n.gpus.len()).unwrap_or(u32::MAX);
+    let pool = PoolFacts::count(nodes.iter().map(|n| (n.gpu_type.as_str(), size(n))));
+    let mut found = check_support(&loaded.spec, &client.server()?.body);
+    found.extend(check_pool(&loaded.spec, &pool));
+    let sources = loaded.document.sources();
+    let placed = |d: Diagnostic| match loaded.places.value(&d.field) {
+        Some(span) => d.at(sources, span),
+        None => d,
+    };
+    let found: Vec<Diagnostic> = found.into_iter().map(placed).collect();
+    if found.iter().any(Diagnostic::is_error) {
+        return Err(refused(&found, sources, style));
+    }
+    let all: Vec<Diagnostic> = loaded.warnings.iter().cloned().chain(found).collect();
+    Ok(if all.is_empty() { String::new() } else { draw(&all, sources, style) })
 }
 
 impl Prepared {
@@ -116,18 +137,21 @@ impl Object {
     }
 }
 
-/// A document that was read.
+/// A document that was read, and is right by itself.
 #[derive(Debug)]
-struct Loaded {
+pub struct Loaded {
     /// As a person would name it.
     name: String,
     /// The folder that its paths are relative to.
     base: PathBuf,
     spec: JobSpec,
-    warnings: String,
+    document: Document,
+    places: Places,
+    warnings: Vec<Diagnostic>,
 }
 
-fn load(args: &SubmitArgs, config: &Config, style: Style) -> Result<Loaded> {
+/// Reads a document. Needs no control plane, so that a wrong one starts none.
+pub fn load(args: &SubmitArgs, config: &Config, style: Style) -> Result<Loaded> {
     let defaults = defaults(config);
     let mut options = options(args);
     let (document, name, base) = match &args.document {
@@ -150,7 +174,6 @@ fn load(args: &SubmitArgs, config: &Config, style: Style) -> Result<Loaded> {
             if options.code.is_none() && names_a_file(&args.arguments) {
                 options.code = Some(".".to_owned());
             }
-            quote_name(&mut options);
             let document = Document::from_command(&options).map_err(|(sources, d)| refused(&d, &sources, style))?;
             (document, "the command".to_owned(), PathBuf::from("."))
         }
@@ -161,20 +184,7 @@ fn load(args: &SubmitArgs, config: &Config, style: Style) -> Result<Loaded> {
         append(&mut spec.run, &args.arguments);
     }
     let base = std::path::absolute(&base).or_fail(|| format!("{} is no folder", base.display()))?;
-    let warnings =
-        if parsed.warnings.is_empty() { String::new() } else { draw(&parsed.warnings, document.sources(), style) };
-    Ok(Loaded { name, base, spec, warnings })
-}
-
-/// A command such as `true` gives its job a name that would be read as a truth value.
-fn quote_name(options: &mut Options) {
-    let program = options.command.first().and_then(|c| Path::new(c).file_name()).and_then(|n| n.to_str());
-    let name = options.name.as_deref().or(program).unwrap_or_default();
-    let plain = aviflow_api::yaml::Node::scalar(name, aviflow_api::yaml::Style::Plain, Span::new(SourceId(0), 0..0));
-    let set = options.set.iter().any(|s| s.starts_with("name="));
-    if !set && !name.is_empty() && !matches!(plain.meaning(), Some(aviflow_api::yaml::Meaning::Text(_))) {
-        options.set.push(format!("name={}", serde_json::Value::from(name)));
-    }
+    Ok(Loaded { name, base, spec, document, places: parsed.places, warnings: parsed.warnings })
 }
 
 /// Arguments for the document's command. A script gets them as `$1`, `$2`, …

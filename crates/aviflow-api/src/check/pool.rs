@@ -22,13 +22,18 @@ pub struct NodeKind {
 pub struct PoolFacts(pub Vec<NodeKind>);
 
 impl PoolFacts {
-    /// The facts of nodes, cordoned and lost ones included: they may come back.
-    pub fn of<'a>(nodes: impl IntoIterator<Item = &'a Node>) -> PoolFacts {
+    /// The facts of nodes given as accelerator type and number of GPUs.
+    pub fn count<'a>(nodes: impl IntoIterator<Item = (&'a str, u32)>) -> PoolFacts {
         let mut kinds: BTreeMap<(String, u32), u32> = BTreeMap::new();
-        for node in nodes {
-            *kinds.entry((node.gpu_type.clone(), node.gpus.0.count_ones())).or_default() += 1;
+        for (gpu_type, gpus) in nodes {
+            *kinds.entry((gpu_type.to_owned(), gpus)).or_default() += 1;
         }
         PoolFacts(kinds.into_iter().map(|((gpu_type, gpus), nodes)| NodeKind { gpu_type, gpus, nodes }).collect())
+    }
+
+    /// The facts of nodes, cordoned and lost ones included: they may come back.
+    pub fn of<'a>(nodes: impl IntoIterator<Item = &'a Node>) -> PoolFacts {
+        PoolFacts::count(nodes.into_iter().map(|n| (n.gpu_type.as_str(), n.gpus.count())))
     }
 }
 
@@ -44,7 +49,7 @@ pub fn check_pool(spec: &JobSpec, pool: &PoolFacts) -> Vec<Diagnostic> {
         return vec![never(
             "nodes",
             "there are no nodes".to_owned(),
-            "add nodes; `aviflow nodes` shows them".to_owned(),
+            "add nodes; `aviflow node ls` shows them".to_owned(),
         )];
     }
     let mut types: Vec<&str> = pool.0.iter().map(|k| k.gpu_type.as_str()).collect();

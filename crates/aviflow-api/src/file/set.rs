@@ -170,7 +170,10 @@ impl Document {
     fn flag(&mut self, flag: &str, field: &str, value: &str) {
         let id = self.sources.add(flag, value.to_owned());
         let span = Span::new(id, 0..value.len());
-        let node = Node::scalar(value, Style::Plain, span);
+        // A name is text whatever it looks like: `--name 123`, `-- true`.
+        let text = ["name", "queue", "priority", "environment", "image", "requirements", "code"].contains(&field);
+        let style = if text { Style::Quoted } else { Style::Plain };
+        let node = Node::scalar(value, style, span);
         self.root.put(field.split('.').map(str::to_owned).collect(), node);
     }
 

@@ -7,10 +7,38 @@ use aviflow_core::gpus::Slots;
 use aviflow_core::lifecycle::{Event, Moment, MomentKind, set_condition};
 use aviflow_core::model::{
     Counters, EnvironmentHash, EnvironmentState, Job, JobId, JobKey, Node, NodeCondition, NodeId, Phase, QueueState,
+    Request, Snapshot,
 };
-use aviflow_core::schedule::never_fits;
+use aviflow_core::schedule::{Constraint, never_fits};
 use aviflow_core::time::Span;
 use std::sync::Arc;
+
+/// Why a request would not be taken, now and whatever ends.
+#[must_use]
+pub fn refusal(snapshot: &Snapshot, request: &Request) -> Option<Refusal> {
+    let first = default_queue();
+    let queue = match snapshot.queues.get(&request.queue) {
+        None if snapshot.queues.is_empty() && first.name == request.queue => &first,
+        None => {
+            let known = snapshot.queues.keys().cloned().collect::<Vec<_>>().join(", ");
+            return Some(Refusal::NoSuchQueue { queue: request.queue.clone(), known });
+        }
+        Some(queue) => queue,
+    };
+    if queue.state == QueueState::Draining {
+        return Some(Refusal::QueueDraining(queue.name.clone()));
+    }
+    match never_fits(snapshot, &request.shape())? {
+        Constraint::Never { needs_nodes, gpus_per_node, gpu_types, capable_nodes } => {
+            Some(Refusal::NeverFits(explain::never(needs_nodes, gpus_per_node, &gpu_types, capable_nodes)))
+        }
+        Constraint::Paused { .. }
+        | Constraint::QueueHeld { .. }
+        | Constraint::Environment { .. }
+        | Constraint::BackOff { .. }
+        | Constraint::Capacity { .. } => None,
+    }
+}
 
 impl<S: Store> Engine<S> {
     pub(super) fn take(&mut self, input: &Input, work: &mut Work) -> Result<Answer, StoreError> {
@@ -57,23 +85,15 @@ impl<S: Store> Engine<S> {
     }
 
     fn submit(&mut self, submission: &Submission, work: &mut Work) -> Result<Answer, StoreError> {
+        if let Some(refusal) = refusal(&self.snapshot, &submission.request) {
+            return Ok(Answer::Refused(refusal));
+        }
         if self.snapshot.queues.is_empty() {
             let queue = default_queue();
             work.queues.insert(queue.name.clone());
             self.snapshot.queues.insert(queue.name.clone(), queue);
         }
         let request = &submission.request;
-        let Some(queue) = self.snapshot.queues.get(&request.queue) else {
-            let known = self.snapshot.queues.keys().cloned().collect::<Vec<_>>().join(", ");
-            return Ok(Answer::Refused(Refusal::NoSuchQueue { queue: request.queue.clone(), known }));
-        };
-        if queue.state == QueueState::Draining {
-            return Ok(Answer::Refused(Refusal::QueueDraining(queue.name.clone())));
-        }
-        if let Some(constraint) = never_fits(&self.snapshot, &request.shape()) {
-            let reason = explain::constraint(&constraint, self.now);
-            return Ok(Answer::Refused(Refusal::NeverFits(reason)));
-        }
         let key = self.free_name(&submission.namespace, &submission.spec.name, work)?;
         self.last_job += 1;
         let id = JobId(self.last_job);

@@ -9,14 +9,15 @@ use crate::follow::screen::{detached, follow};
 use crate::output::{note, print};
 use crate::render::jobs::name;
 use crate::render::{plan as render_plan, summary};
-use crate::submit::{Prepared, prepare};
+use crate::submit::{Prepared, load, prepare};
 use aviflow_api::rest::JobDetail;
 use std::process::ExitCode;
 
 /// `aviflow run`
 pub fn run(app: &App, args: RunArgs) -> Result<ExitCode> {
+    let loaded = load(&args.submit, &app.config, app.output.error_style)?;
     let client = client(app)?;
-    let prepared = prepare(&client, &app.config, &args.submit, app.output)?;
+    let prepared = prepare(&client, loaded, &args.submit, app.output)?;
     warn(&prepared);
     prepared.upload(&client)?;
     let job = client.submit(&prepared.submit)?;
@@ -42,7 +43,6 @@ pub fn submitted(app: &App, client: &Client, job: &JobDetail, detach: bool) -> R
 
 /// The control plane; on this machine it is started if none runs.
 fn client(app: &App) -> Result<Client> {
-    // Checked before the document is read, as environments are resolved there.
     if app.is_local() && app.config.current.is_none() && app.home.server()?.is_none() {
         let started = server::start(app, &StartArgs::default())?;
         note(&format!("started the control plane of this machine at {} (`aviflow server stop` ends it)", started.url));
@@ -61,8 +61,9 @@ fn warn(prepared: &Prepared) {
 
 /// `aviflow plan`
 pub fn plan(app: &App, args: &PlanArgs) -> Result<()> {
+    let loaded = load(&args.submit, &app.config, app.output.error_style)?;
     let client = client(app)?;
-    let prepared = prepare(&client, &app.config, &args.submit, app.output)?;
+    let prepared = prepare(&client, loaded, &args.submit, app.output)?;
     warn(&prepared);
     let answer = client.plan(&prepared.submit)?;
     app.output.answer(args.output.format, &answer, |view| render_plan::plan(&answer, &prepared.submit.provenance, view))

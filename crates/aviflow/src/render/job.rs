@@ -142,8 +142,17 @@ pub fn gpu_states(states: &BTreeMap<String, i64>) -> String {
 /// What the training reported as its result.
 pub fn results(job: &JobDetail) -> String {
     let results: Vec<String> =
-        job.facts.iter().filter_map(|(k, v)| Some(format!("{} {v}", k.strip_prefix("result.")?))).collect();
+        job.facts.iter().filter_map(|(k, v)| Some(format!("{} {}", k.strip_prefix("result.")?, short(v)))).collect();
     results.join(", ")
+}
+
+/// A result as people read it; `-o json` has all of its digits.
+fn short(value: &str) -> String {
+    let digits = value.split_once('.').map_or(0, |(_, d)| d.len());
+    match value.parse::<f64>() {
+        Ok(number) if digits > 4 && number.abs() >= 0.001 => format!("{number:.4}"),
+        _ => value.to_owned(),
+    }
 }
 
 /// The last lines of the rank that failed first.

@@ -25,20 +25,13 @@ pub fn summary(job: &JobDetail, view: View) -> String {
     pairs.put("attempts", attempts(job));
     pairs.put("GPU time", gpu_states(&job.gpu_time));
     if let Some(checkpoint) = &job.checkpoint {
-        let path = in_volumes(&checkpoint.path, s.id);
-        pairs.put("checkpoint", format!("step {}\naviflow cp {name}:{path} .", checkpoint.step));
+        pairs.put("checkpoint", format!("step {}\naviflow cp {name}:{} .", checkpoint.step, checkpoint.path));
     }
     let outputs: Vec<String> = job.spec.outputs.iter().map(|path| format!("aviflow cp {name}:{path} .")).collect();
     pairs.put("outputs", outputs.join("\n"));
     pairs.put("again", format!("aviflow rerun {name}"));
     out.push_str(&pairs.render(view));
     out
-}
-
-/// The path as the document names it: on this machine the training sees it below its job's folder.
-fn in_volumes(path: &str, id: u64) -> &str {
-    let folder = format!("/jobs/{id}/volumes");
-    path.split_once(&folder).map_or(path, |(_, rest)| rest)
 }
 
 #[cfg(test)]
@@ -53,12 +46,6 @@ mod tests {
         job.ended = Some(NOW - 1000);
         job.exit_code = Some(0);
         insta::assert_snapshot!(summary(&samples::detail(job), view()));
-    }
-
-    #[test]
-    fn a_checkpoint_can_be_copied_by_the_path_that_is_shown() {
-        assert_eq!(in_volumes("/home/ada/aviflow/jobs/7/volumes/checkpoints/step-1", 7), "/checkpoints/step-1");
-        assert_eq!(in_volumes("/checkpoints/step-1", 7), "/checkpoints/step-1");
     }
 
     #[test]

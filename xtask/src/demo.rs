@@ -99,8 +99,13 @@ fn results(control: &Control) -> Result<Vec<String>> {
     let job = control.latest()?.context("no job was submitted")?;
     let shown = control.json(&["show", &text(&job["name"])])?;
     let facts = &shown["facts"];
-    let line = |name: &&str| facts[format!("result.{name}")].as_str().map(|value| format!("{name}: {value}"));
+    let line = |name: &&str| facts[format!("result.{name}")].as_str().map(|value| format!("{name}: {}", short(value)));
     Ok(RESULTS.iter().filter_map(line).collect())
+}
+
+/// A number with as many digits as the training prints.
+fn short(value: &str) -> String {
+    value.parse::<f64>().map_or_else(|_| value.to_owned(), |number| format!("{number:.4}"))
 }
 
 /// Stops the control plane and says what goes on without it.

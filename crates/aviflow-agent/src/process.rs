@@ -83,7 +83,7 @@ pub fn start(
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
     sys::isolate(&mut command);
-    let mut child = command.spawn().map_err(|e| explain(program, cwd, environment, &e))?;
+    let mut child = command.spawn().map_err(|e| explain(program, cwd, &e))?;
     let (Some(out), Some(err)) = (child.stdout.take(), child.stderr.take()) else {
         return Err(format!("`{program}` was started without its pipes"));
     };
@@ -96,7 +96,7 @@ pub fn start(
     Ok(Started { pid: child.id().cast_signed(), out, err })
 }
 
-fn explain(program: &str, cwd: &Path, environment: &BTreeMap<OsString, OsString>, error: &io::Error) -> String {
+fn explain(program: &str, cwd: &Path, error: &io::Error) -> String {
     let folder = cwd.display();
     if !cwd.is_dir() {
         return format!("the working folder {folder} is not there: check the job's `code` and its mounts");
@@ -115,8 +115,9 @@ fn explain(program: &str, cwd: &Path, environment: &BTreeMap<OsString, OsString>
             }
         }
         (io::ErrorKind::NotFound, _) => {
-            let path = environment.get(&OsString::from("PATH")).map(|p| p.to_string_lossy()).unwrap_or_default();
-            format!("no program `{program}` on PATH ({path}): check `run`, or choose an environment that has it")
+            format!(
+                "there is no program `{program}` on the PATH of the job: check `run`, or choose an environment that has it"
+            )
         }
         (io::ErrorKind::PermissionDenied, _) => {
             format!("`{program}` may not be executed: `chmod +x` it, or name its interpreter in `run`")
@@ -202,7 +203,7 @@ mod tests {
         check(
             "torchrun",
             "/",
-            "no program `torchrun` on PATH (/nowhere): check `run`, or choose an environment that has it",
+            "there is no program `torchrun` on the PATH of the job: check `run`, or choose an environment that has it",
         );
         check(
             "./train.sh",

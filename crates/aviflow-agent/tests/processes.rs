@@ -285,7 +285,10 @@ fn a_program_that_is_not_there_is_named() {
     let mut world = World::with("", |spec| spec.run = vec!["torchrum".into(), "train.py".into()]);
     world.start(1);
     let Event::LaunchFailed { reason } = world.event() else { panic!() };
-    assert!(reason.starts_with("no program `torchrum` on PATH (") && reason.contains("check `run`"), "{reason}");
+    assert!(
+        reason.starts_with("there is no program `torchrum` on the PATH") && reason.contains("check `run`"),
+        "{reason}"
+    );
     assert_eq!(world.ended().reason, Some(reason));
     world.release();
 }

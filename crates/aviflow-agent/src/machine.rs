@@ -29,13 +29,8 @@ use crate::wiring::Launch;
 use std::collections::{BTreeMap, VecDeque};
 
 mod io;
-pub use io::{Input, Output, Signal};
-
-/// Lines of output that are told with a rank's end.
-pub const LAST_LINES: usize = 20;
-
-/// The longest of them in bytes.
-const LAST_LINE_BYTES: usize = 1024;
+pub use io::{Input, LAST_LINES, Output, Signal};
+use io::{how, tail_line};
 
 /// The longest grace for the rest of a gang that is broken, in milliseconds: it cannot save anything any more.
 pub const BROKEN_GRACE_MS: u64 = 2000;
@@ -597,21 +592,6 @@ impl Kept {
             event: self.event.clone(),
         }
     }
-}
-
-fn how(exit: Exit) -> String {
-    match exit.signal {
-        Some(signal) => format!("was ended by signal {signal}"),
-        None => format!("ended with {}", exit.code),
-    }
-}
-
-fn tail_line(text: &str) -> String {
-    let mut end = text.len().min(LAST_LINE_BYTES);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    text[..end].to_owned()
 }
 
 #[cfg(test)]

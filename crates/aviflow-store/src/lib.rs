@@ -8,8 +8,6 @@
 //! Nothing here decides anything, and nothing here reads the clock, except for
 //! the age of objects, which is the file system's.
 
-#![cfg_attr(test, expect(clippy::unwrap_used, reason = "a test may panic"))]
-
 #[cfg(any(test, feature = "contract"))]
 pub mod contract;
 pub mod objects;

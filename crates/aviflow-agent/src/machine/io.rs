@@ -5,6 +5,12 @@ use crate::protocol::{Ended, ExecOutput, FromAgent, ToAgent};
 use crate::sys::Exit;
 use crate::wiring::Launch;
 
+/// Lines of output that are told with a rank's end.
+pub const LAST_LINES: usize = 20;
+
+/// The longest of the lines that are told with a rank's end, in bytes.
+const LAST_LINE_BYTES: usize = 1024;
+
 /// What happened.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Input {
@@ -130,4 +136,21 @@ pub enum Signal {
     Term,
     /// At once.
     Kill,
+}
+
+/// How a process ended, for the log.
+pub(super) fn how(exit: Exit) -> String {
+    match exit.signal {
+        Some(signal) => format!("was ended by signal {signal}"),
+        None => format!("ended with {}", exit.code),
+    }
+}
+
+/// The beginning of a line, as far as a report keeps it.
+pub(super) fn tail_line(text: &str) -> String {
+    let mut end = text.len().min(LAST_LINE_BYTES);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text[..end].to_owned()
 }

@@ -20,6 +20,7 @@ static WATCHDOG: Once = Once::new();
 fn watchdog() {
     WATCHDOG.call_once(|| {
         std::thread::spawn(|| {
+            // sleep: only a test that hangs ever sees its end
             std::thread::sleep(Duration::from_secs(300));
             eprintln!("watchdog: something that a test waits for never came");
             std::process::abort();

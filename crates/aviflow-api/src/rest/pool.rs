@@ -1,0 +1,156 @@
+//! The pool and its account: nodes, queues, environments, usage, agents, objects.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// A node.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeInfo {
+    /// The name.
+    pub name: String,
+    /// The pool.
+    pub pool: String,
+    /// The accelerator type.
+    pub gpu_type: String,
+    /// Ready, Cordoned or Gone.
+    pub condition: String,
+    /// Its GPUs, slot by slot.
+    pub gpus: Vec<GpuInfo>,
+}
+
+/// A pool.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PoolInfo {
+    /// The name.
+    pub name: String,
+    /// Its accelerator types.
+    pub gpu_types: Vec<String>,
+    /// Its nodes, those that are gone too.
+    pub nodes: u32,
+    /// Their GPUs.
+    pub gpus: u32,
+    /// GPUs that a job could have now.
+    pub free: u32,
+    /// The most free GPUs on one node.
+    pub most_free_on_a_node: u32,
+}
+
+/// One GPU.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct GpuInfo {
+    /// The slot.
+    pub slot: u32,
+    /// Its ledger state.
+    pub state: String,
+    /// The job that holds it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub job: Option<String>,
+    /// Who submitted that job.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    /// Since when it is in this state.
+    pub since: i64,
+    /// Whether it is known to be broken.
+    pub unhealthy: bool,
+}
+
+/// A queue.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct QueueInfo {
+    /// The name.
+    pub name: String,
+    /// Its parent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parent: Option<String>,
+    /// open, held or draining.
+    pub state: String,
+    /// Jobs that wait.
+    pub waiting: u32,
+    /// Jobs that hold GPUs.
+    pub running: u32,
+    /// GPUs that they hold.
+    pub gpus: u32,
+}
+
+/// An environment.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct EnvironmentInfo {
+    /// The name.
+    pub name: String,
+    /// The version.
+    pub version: u32,
+    /// The content hash.
+    pub hash: String,
+    /// What it is for.
+    pub description: String,
+    /// Versions of Python it is locked for.
+    pub python: String,
+    /// Default variables.
+    pub env: BTreeMap<String, String>,
+    /// The lock, as text; only where one environment is asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lock: Option<String>,
+    /// Whether it is built and ready here.
+    pub ready: bool,
+}
+
+/// Use of the pool over a period. The rows sum to the capacity exactly.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Usage {
+    /// The first millisecond.
+    pub from: i64,
+    /// The millisecond after the last.
+    pub to: i64,
+    /// What the rows are by: `user`, `queue`, `job` or `state`.
+    pub by: String,
+    /// GPU-milliseconds that there were.
+    pub capacity: i64,
+    /// One row for each value; GPU time that nobody held is in the row named `-`.
+    pub rows: Vec<UsageRow>,
+}
+
+/// A row of a usage report.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct UsageRow {
+    /// The user, queue, job or state.
+    pub key: String,
+    /// GPU-milliseconds by ledger state.
+    pub states: BTreeMap<String, i64>,
+    /// Their sum.
+    pub total: i64,
+}
+
+/// An agent that is connected to this control plane, or was started by it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct AgentInfo {
+    /// The job.
+    pub job: String,
+    /// The attempt.
+    pub attempt: u32,
+    /// The worker.
+    pub worker: u32,
+    /// Its process.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+    /// Whether its connection stands.
+    pub connected: bool,
+}
+
+/// An object of the content store.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ObjectInfo {
+    /// Its SHA-256, hexadecimal.
+    pub sha256: String,
+    /// Its bytes.
+    pub bytes: u64,
+}

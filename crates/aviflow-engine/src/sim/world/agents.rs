@@ -1,0 +1,207 @@
+//! Agents and ranks: how they begin, end and report, as the script has it.
+
+use super::{End, Happening, Key, World};
+use crate::ports::WorkerEvent;
+use crate::sim::script::Outcome;
+use aviflow_core::lifecycle::RankEnd;
+use aviflow_core::model::Address;
+use aviflow_core::time::{Span, Time};
+
+impl World {
+    pub(super) fn hello(&mut self, key: Key) {
+        let Some(w) = self.workers.get_mut(&key) else { return };
+        if !w.agent || w.gone || !self.up {
+            return;
+        }
+        w.hello = true;
+        let address = Address { host: "127.0.0.1".to_owned(), port: 4000 };
+        self.event(key, self.now, WorkerEvent::Ready { address });
+    }
+
+    pub(super) fn ranks_up(&mut self, key: Key) {
+        let Some(w) = self.workers.get(&key) else { return };
+        if !w.agent || w.stopping || w.gone || !w.ranks.is_empty() {
+            return;
+        }
+        let (node, slots) = (w.node, w.slots);
+        for (other, o) in &self.workers {
+            if *other != key && o.node == node && !o.slots.and(slots).is_empty() && o.runs() {
+                self.wrong.push(format!("{key:?} starts on GPUs where ranks of {other:?} run"));
+            }
+            if other.0 == key.0 && other.1 != key.1 && o.runs() {
+                self.wrong.push(format!("{key:?} starts while attempt {} of the job runs", other.1));
+            }
+        }
+        let script = self.scripts[&w.name].clone();
+        if let Some(w) = self.workers.get_mut(&key) {
+            w.ranks = vec![None; script.ranks_per_node as usize];
+        }
+        self.event(key, self.now, WorkerEvent::Up);
+        let gang = (key.0, key.1, 0);
+        let half = script.run_ms / 2;
+        let workers = u64::from(script.nodes);
+        let outcome = script.outcome(key.1);
+        let chosen = self.draw(gang, 40, workers) == i64::from(key.2);
+        let first = key.2 * script.ranks_per_node;
+        for rank in first..first + script.ranks_per_node {
+            self.after(
+                key,
+                41 + u64::from(rank),
+                script.run_ms,
+                500,
+                Happening::RankEnds { key, rank, code: 0, by_agent: false },
+            );
+        }
+        if chosen {
+            let rank = first + u32::try_from(self.draw(gang, 42, u64::from(script.ranks_per_node))).unwrap_or(0);
+            match outcome {
+                Outcome::Fail => {
+                    self.after(gang, 43, half, 100, Happening::RankEnds { key, rank, code: 1, by_agent: false });
+                }
+                Outcome::Requeue => {
+                    self.after(gang, 43, half, 100, Happening::RankEnds { key, rank, code: 75, by_agent: false });
+                }
+                Outcome::Evicted => {
+                    self.truth.entry((key.0, key.1)).or_default().lost = true;
+                    self.after(gang, 43, half, 100, Happening::Stop(key, 2000));
+                }
+                Outcome::Succeed | Outcome::LaunchFails | Outcome::NeverReady => {}
+            }
+        }
+    }
+
+    pub(super) fn rank_ends(&mut self, key: Key, rank: u32, code: i32, by_agent: bool) {
+        let Some(w) = self.workers.get_mut(&key) else { return };
+        let index = (rank.saturating_sub(w.first_rank)) as usize;
+        if !w.agent || w.ranks.get(index).is_none_or(Option::is_some) {
+            return;
+        }
+        let by_agent = by_agent || w.stopping;
+        w.ranks[index] = Some(End { at: self.now, code, stopping: by_agent });
+        let signal = (code > 128).then(|| code - 128);
+        let last_lines = vec![format!("rank {rank} ends with {code}")];
+        self.event(
+            key,
+            self.now,
+            WorkerEvent::RankExited { rank, code, signal, stopping: by_agent, last_lines, last_step: None },
+        );
+        let now = self.now;
+        let truth = self.truth.entry((key.0, key.1)).or_default();
+        if code == 0 {
+            truth.finished.insert(rank);
+        }
+        if code != 0 && !by_agent {
+            if code != 75 && truth.first_failure.is_none() {
+                truth.first_failure = Some((now, rank));
+            }
+            // The agent stops its other ranks; peers fail by themselves, some of them.
+            self.after(key, 50, 0, 30, Happening::Stop(key, 1000));
+            let peers: Vec<(Key, u32)> =
+                self.running().filter(|(k, _)| (k.0, k.1) == (key.0, key.1) && *k != key).collect();
+            for (peer, rank) in peers {
+                if self.draw(peer, 60 + u64::from(rank), 2) == 0 {
+                    self.after(
+                        peer,
+                        70 + u64::from(rank),
+                        20,
+                        3000,
+                        Happening::RankEnds { key: peer, rank, code: 1, by_agent: false },
+                    );
+                }
+            }
+        }
+        if self.workers.get(&key).is_some_and(|w| !w.runs()) {
+            self.after(key, 51, 5, 40, Happening::Empty(key, None));
+        }
+    }
+
+    /// The agent stops its ranks.
+    pub(super) fn stop(&mut self, key: Key, grace: i64) {
+        let Some(w) = self.workers.get_mut(&key) else { return };
+        if !w.agent || w.gone || w.stopping {
+            return;
+        }
+        w.stopping = true;
+        let first = w.first_rank;
+        let running: Vec<u32> = (first..).zip(&w.ranks).filter(|(_, e)| e.is_none()).map(|(r, _)| r).collect();
+        if running.is_empty() {
+            let reason = (w.ranks.is_empty()).then(|| "stopped before its ranks started".to_owned());
+            self.after(key, 52, 5, 40, Happening::Empty(key, reason));
+            return;
+        }
+        for rank in running {
+            let (delay, code) = match self.draw(key, 80 + u64::from(rank), 3) {
+                0 => (self.draw(key, 90 + u64::from(rank), u64::try_from(grace.max(1)).unwrap_or(1)), 0),
+                1 => (self.draw(key, 90 + u64::from(rank), 50), 143),
+                _ => (grace, 137),
+            };
+            self.at(self.now + Span(delay), Happening::RankEnds { key, rank, code, by_agent: true });
+        }
+    }
+
+    /// The last process of the worker is gone.
+    pub(super) fn empty(&mut self, key: Key, reason: Option<String>) {
+        let now = self.now;
+        let Some(w) = self.workers.get_mut(&key) else { return };
+        if !w.agent || w.gone || w.runs() {
+            return;
+        }
+        w.gone = true;
+        let own_stop = w.stopping.then(|| "the agent stopped its ranks".to_owned());
+        let reason = reason.or(own_stop.filter(|_| w.ranks.is_empty()));
+        let ranks = (w.first_rank..)
+            .zip(&w.ranks)
+            .filter_map(|(rank, end)| {
+                let End { at, code, stopping } = (*end)?;
+                let signal = (code > 128).then(|| code - 128);
+                Some((rank, RankEnd { code, signal, stopping, before: now.since(at), last_lines: Vec::new() }))
+            })
+            .collect();
+        self.event(key, now, WorkerEvent::Gone { ranks, reason, last_step: None });
+    }
+
+    pub(super) fn agent_dies(&mut self, key: Key) {
+        let Some(w) = self.workers.get_mut(&key) else { return };
+        w.agent = false;
+        for end in w.ranks.iter_mut().filter(|e| e.is_none()) {
+            *end = Some(End { at: self.now, code: 137, stopping: true });
+        }
+        // Its last report is a file on the node; what it had not sent before is lost.
+        let last = |e: &(Time, u32, WorkerEvent)| matches!(e.2, WorkerEvent::Gone { .. });
+        w.outbox.retain(|_, e| last(e));
+        let gone = w.gone;
+        let truth = self.truth.entry((key.0, key.1)).or_default();
+        truth.disturbed = true;
+        if !gone {
+            truth.lost = true;
+            // While nobody watches, only the age of the agent's file tells.
+            let behind = if self.up { 0 } else { self.draw(key, 99, 10_000) };
+            let seen = self.now - Span(behind);
+            self.after(key, 98, 5, 100, Happening::LostSeen(key, seen));
+        }
+    }
+
+    pub(super) fn event(&mut self, key: Key, at: Time, event: WorkerEvent) {
+        self.event_at(key, at, event);
+    }
+
+    /// Puts an event into the outbox and on its way: late, perhaps twice.
+    pub(super) fn event_at(&mut self, key: Key, at: Time, event: WorkerEvent) {
+        let Some(w) = self.workers.get_mut(&key) else { return };
+        w.sent += 1;
+        let seq = w.sent;
+        let epoch = u32::from(!matches!(event, WorkerEvent::Ready { .. }));
+        w.outbox.insert(seq, (at, epoch, event.clone()));
+        let deliver = Happening::Deliver { key, seq, occurred: at, epoch, event };
+        let roll = self.draw(key, 500 + seq, 10);
+        let late = if roll < 2 { 3000 } else { 30 };
+        self.after(key, 600 + seq, 0, late, deliver.clone());
+        if roll < 2 {
+            self.disturbed += 1;
+        }
+        if roll == 9 {
+            self.disturbed += 1;
+            self.after(key, 700 + seq, 0, 40_000, deliver);
+        }
+    }
+}

@@ -15,6 +15,7 @@ use crate::view;
 use aviflow_api::rest::{JobEvent, JobSummary, ProgressPoint};
 use aviflow_core::lifecycle::PLATFORM_CODE;
 use aviflow_core::model::JobId;
+use aviflow_core::schedule::Constraint;
 use aviflow_store::telemetry::Query;
 use axum::extract::State;
 use axum::response::sse::{Event, KeepAlive, Sse};
@@ -157,10 +158,13 @@ struct Told {
 }
 
 impl Told {
-    /// What is new. Reads the job only if the engine committed.
+    /// What is new. Reads the job only if the engine committed, or while it waits
+    /// for its environment, whose build is told by telemetry.
     fn step(&mut self, app: &App, committed: bool) -> Result<Vec<JobEvent>, Failure> {
         let mut events = Vec::new();
-        if committed || self.job.is_none() {
+        let verdict = self.job.as_ref().and_then(|j| j.verdict.as_ref());
+        let building = verdict.is_some_and(|v| matches!(v.constraint, Constraint::Environment { .. }));
+        if committed || building || self.job.is_none() {
             self.job(app, &mut events)?;
         }
         let point = app.parts.telemetry.latest(self.id).map_err(|e| Failure::io("the series cannot be read", &e))?;

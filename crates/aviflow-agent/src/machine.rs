@@ -18,7 +18,8 @@
 //! - SIGTERM is followed by SIGKILL after the grace, for those that are left;
 //! - `Ended` is said only after the last process is gone;
 //! - an event is kept until it is acknowledged, and sent again, in order and
-//!   with its number, after every reconnection.
+//!   with its number, after every reconnection (`events` says what is merged or
+//!   forgotten before it was ever sent).
 
 use crate::log::plain;
 use crate::output;
@@ -28,7 +29,9 @@ use crate::training::{Said, Training};
 use crate::wiring::Launch;
 use std::collections::{BTreeMap, VecDeque};
 
+mod events;
 mod io;
+use events::Events;
 pub use io::{Input, LAST_LINES, Output, Signal};
 use io::{how, tail_line};
 
@@ -67,14 +70,6 @@ struct End {
     last_lines: Vec<String>,
 }
 
-#[derive(Debug)]
-struct Kept {
-    seq: u64,
-    at: u64,
-    epoch: u32,
-    event: Event,
-}
-
 /// The state of one agent.
 #[derive(Debug)]
 pub struct Machine {
@@ -97,8 +92,7 @@ pub struct Machine {
     unknown: bool,
     training: Training,
     unsent: BTreeMap<u32, (u64, u32, crate::protocol::Progress)>,
-    events: VecDeque<Kept>,
-    next_seq: u64,
+    events: Events,
 }
 
 impl Machine {
@@ -121,8 +115,7 @@ impl Machine {
             unknown: false,
             training: Training::default(),
             unsent: BTreeMap::new(),
-            events: VecDeque::new(),
-            next_seq: 1,
+            events: Events::default(),
         }
     }
 
@@ -143,7 +136,13 @@ impl Machine {
         phase.into_iter().chain(training).min()
     }
 
-    /// Whether ranks run, so that the agent should show that it is alive.
+    /// Whether the agent should show that it is alive: until everything is gone and said.
+    #[must_use]
+    pub const fn shows_life(&self) -> bool {
+        !matches!(self.phase, Phase::Ended | Phase::Gone)
+    }
+
+    /// Whether ranks run.
     #[must_use]
     pub fn has_ranks(&self) -> bool {
         matches!(self.phase, Phase::Running | Phase::Stopping { .. } | Phase::Clearing { .. })
@@ -167,6 +166,8 @@ impl Machine {
             Input::SpawnFailed { reason } => self.spawn_failed(reason, now, &mut out),
             Input::Exited { rank, exit, error } => self.exited(rank, exit, error, now, &mut out),
             Input::Swept { left, unix_ms, log_end } => self.swept(left, unix_ms, log_end, now, &mut out),
+            // Nobody of the worker is left to speak: the end is the last event.
+            Input::Hook { .. } if self.phase == Phase::Ended => {}
             Input::Hook { rank, message } => {
                 let mut said = Vec::new();
                 self.training.hook(rank, message, now, &mut said);
@@ -205,7 +206,8 @@ impl Machine {
                 self.unknown = true;
                 self.closing = true;
                 if self.phase == Phase::Ended {
-                    self.exit(true, out);
+                    // Whoever finds the folder takes over the log that was not shipped.
+                    self.exit(false, out);
                 } else {
                     self.stop(
                         self.spec.grace_ms,
@@ -227,9 +229,8 @@ impl Machine {
                 }
             }
             ToAgent::Ack { seq } => {
-                while self.events.front().is_some_and(|kept| kept.seq <= seq) {
-                    self.events.pop_front();
-                }
+                self.events.acknowledge(seq);
+                self.send_events(now, out);
             }
             ToAgent::LogAck { offset } => out.push(Output::LogDurable(offset)),
             ToAgent::Exec { id, rank, argv, stdin } => self.exec(id, rank, argv, stdin, out),
@@ -252,9 +253,8 @@ impl Machine {
         self.term = term;
         self.welcomed = true;
         out.push(Output::ShipFrom(log_have));
-        for kept in &self.events {
-            out.push(Output::Send(kept.message(now)));
-        }
+        self.events.again();
+        self.send_events(now, out);
         for (rank, (at, epoch, progress)) in std::mem::take(&mut self.unsent) {
             let ago_ms = now.saturating_sub(at);
             out.push(Output::Send(FromAgent::Progress { ago_ms, epoch, rank, progress }));
@@ -337,9 +337,7 @@ impl Machine {
         last_lines.drain(..last_lines.len().saturating_sub(LAST_LINES));
         state.end = Some(End { exit, at: now, stopping: !running, last_lines: last_lines.clone() });
         // What it reported last must not come after its end.
-        let mut said = Vec::new();
-        self.training.flush(now, true, &mut said);
-        self.say(said, now, out);
+        self.flush(now, true, out);
         self.emit(
             Event::RankExited {
                 rank,
@@ -449,6 +447,7 @@ impl Machine {
             }
             return;
         }
+        self.flush(now, true, out);
         if let Some(launch) = self.next.take() {
             self.spawn(launch, out);
             return;
@@ -527,6 +526,7 @@ impl Machine {
         for said in said {
             match said {
                 Said::Event(event) => self.emit(event, now, out),
+                Said::Note(text) => out.push(Output::Note(text)),
                 Said::Progress(rank, at, progress) if self.welcomed => {
                     let ago_ms = now.saturating_sub(at);
                     out.push(Output::Send(FromAgent::Progress { ago_ms, epoch: self.epoch, rank, progress }));
@@ -538,11 +538,23 @@ impl Machine {
         }
     }
 
+    fn flush(&mut self, now: u64, all: bool, out: &mut Vec<Output>) {
+        let mut said = Vec::new();
+        self.training.flush(now, all, &mut said);
+        self.say(said, now, out);
+    }
+
     fn emit(&mut self, event: Event, now: u64, out: &mut Vec<Output>) {
-        let kept = Kept { seq: self.next_seq, at: now, epoch: self.epoch, event };
-        self.next_seq += 1;
-        self.send(kept.message(now), out);
-        self.events.push_back(kept);
+        self.events.push(now, self.epoch, event);
+        self.send_events(now, out);
+    }
+
+    fn send_events(&mut self, now: u64, out: &mut Vec<Output>) {
+        while self.welcomed
+            && let Some(message) = self.events.next(now)
+        {
+            out.push(Output::Send(message));
+        }
     }
 
     fn send(&self, message: FromAgent, out: &mut Vec<Output>) {
@@ -576,20 +588,7 @@ impl Machine {
             | Phase::Gone => {}
         }
         if self.training.due().is_some_and(|due| due <= now) {
-            let mut said = Vec::new();
-            self.training.flush(now, false, &mut said);
-            self.say(said, now, out);
-        }
-    }
-}
-
-impl Kept {
-    fn message(&self, now: u64) -> FromAgent {
-        FromAgent::Event {
-            seq: self.seq,
-            ago_ms: now.saturating_sub(self.at),
-            epoch: self.epoch,
-            event: self.event.clone(),
+            self.flush(now, false, out);
         }
     }
 }

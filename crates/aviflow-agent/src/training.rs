@@ -13,6 +13,12 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Between two progress messages of a rank, in milliseconds.
 pub const PROGRESS_MS: u64 = 100;
 
+/// Between two events with facts, in milliseconds.
+pub const FACTS_MS: u64 = 1000;
+
+/// Bytes of the names and values of all facts of an epoch: they fit into one message however they are escaped.
+pub const MAX_FACTS: usize = 128 << 10;
+
 /// Steps whose checkpoints are remembered.
 const CHECKPOINTS_KEPT: usize = 1024;
 
@@ -23,6 +29,8 @@ pub enum Said {
     Progress(u32, u64, Progress),
     /// To be made durable.
     Event(Event),
+    /// For the log.
+    Note(String),
 }
 
 #[derive(Debug, Default)]
@@ -43,6 +51,12 @@ pub struct Training {
     caught_up: bool,
     checkpoints: BTreeSet<(u64, Phase)>,
     facts: BTreeMap<String, String>,
+    /// Bytes of these.
+    facts_bytes: usize,
+    /// Names of facts that changed since they were told.
+    changed: BTreeSet<String>,
+    facts_told_at: Option<u64>,
+    facts_refused: bool,
     ranks: BTreeMap<u32, Rank>,
 }
 
@@ -75,14 +89,14 @@ impl Training {
             }
             Message::Checkpoint { phase, step, path } => self.checkpoint(phase, step, path, said),
             Message::Data { name, sha256, bytes: _ } => {
-                self.tell([(format!("data.{name}"), sha256)].into(), said);
+                self.tell([(format!("data.{name}"), sha256)].into(), now, said);
             }
             Message::Facts { values } => {
-                self.tell(values.into_iter().map(|(name, value)| (name, text(value))).collect(), said);
+                self.tell(values.into_iter().map(|(name, value)| (name, text(value))).collect(), now, said);
             }
             Message::Summary { values } => {
                 let values = values.into_iter().map(|(name, value)| (format!("result.{name}"), text(value)));
-                self.tell(values.collect(), said);
+                self.tell(values.collect(), now, said);
             }
         }
     }
@@ -139,23 +153,52 @@ impl Training {
         }));
     }
 
-    fn tell(&mut self, mut values: BTreeMap<String, String>, said: &mut Vec<Said>) {
-        values.retain(|name, value| self.facts.get(name) != Some(value));
-        if !values.is_empty() {
-            self.facts.extend(values.clone());
-            said.push(Said::Event(Event::Facts { values }));
+    fn tell(&mut self, values: BTreeMap<String, String>, now: u64, said: &mut Vec<Said>) {
+        for (name, value) in values {
+            let before = self.facts.get(&name);
+            if before == Some(&value) {
+                continue;
+            }
+            let less = before.map_or(0, |before| name.len() + before.len());
+            let bytes = self.facts_bytes - less + name.len() + value.len();
+            if bytes > MAX_FACTS {
+                if !std::mem::replace(&mut self.facts_refused, true) {
+                    said.push(Said::Note(format!(
+                        "facts and results of more than {} KiB are not kept, from `{}` on; write them to a file",
+                        MAX_FACTS >> 10,
+                        name.chars().take(80).collect::<String>(),
+                    )));
+                }
+                continue;
+            }
+            self.facts_bytes = bytes;
+            self.changed.insert(name.clone());
+            self.facts.insert(name, value);
         }
+        self.tell_changed(now, false, said);
     }
 
-    /// When progress that was held back is due.
+    fn tell_changed(&mut self, now: u64, all: bool, said: &mut Vec<Said>) {
+        if self.changed.is_empty() || !all && self.facts_told_at.is_some_and(|told| now < told + FACTS_MS) {
+            return;
+        }
+        self.facts_told_at = Some(now);
+        let changed = std::mem::take(&mut self.changed).into_iter();
+        let values = changed.filter_map(|name| self.facts.get(&name).cloned().map(|value| (name, value))).collect();
+        said.push(Said::Event(Event::Facts { values }));
+    }
+
+    /// When progress or facts that were held back are due.
     #[must_use]
     pub fn due(&self) -> Option<u64> {
         let due = |r: &Rank| r.pending.as_ref().map(|_| r.sent_at.map_or(0, |sent| sent + PROGRESS_MS));
-        self.ranks.values().filter_map(due).min()
+        let facts = (!self.changed.is_empty()).then(|| self.facts_told_at.map_or(0, |told| told + FACTS_MS));
+        self.ranks.values().filter_map(due).chain(facts).min()
     }
 
-    /// Says the newest progress that was held back; all of it, or what is due.
+    /// Says the newest progress and facts that were held back; all of them, or what is due.
     pub fn flush(&mut self, now: u64, all: bool, said: &mut Vec<Said>) {
+        self.tell_changed(now, all, said);
         for (rank, state) in &mut self.ranks {
             if !all && state.sent_at.is_some_and(|sent| now < sent + PROGRESS_MS) {
                 continue;
@@ -201,6 +244,7 @@ mod tests {
                 Said::Event(Event::FirstStep { step }) => format!("first {step}"),
                 Said::Event(Event::CaughtUp { step }) => format!("caught {step}"),
                 Said::Event(other) => format!("{other:?}"),
+                Said::Note(text) => text.clone(),
             })
             .collect();
         assert_eq!(words.join(", "), expected);
@@ -219,6 +263,10 @@ mod tests {
         check(None, &[(0, 0, 1), (10, 0, 2), (110, 0, 3)], "0:1@0, first 1, 0:2@10, 0:3@110");
     }
 
+    fn facts<const N: usize>(values: [(&str, &str); N]) -> Said {
+        Said::Event(Event::Facts { values: values.map(|(n, v)| (n.to_owned(), v.to_owned())).into() })
+    }
+
     #[test]
     fn a_checkpoint_and_a_fact_are_said_once() {
         let mut training = Training::default();
@@ -229,14 +277,47 @@ mod tests {
             training.hook(0, Message::Data { name: "d".into(), sha256: "a".into(), bytes: None }, 0, &mut said);
             training.hook(0, Message::Summary { values: [("loss".to_owned(), 2.5.into())].into() }, 0, &mut said);
         }
-        assert_eq!(
-            said,
-            [
-                Said::Event(Event::CheckpointComplete { step: 5, path: "/c".into() }),
-                Said::Event(Event::Facts { values: [("data.d".to_owned(), "a".to_owned())].into() }),
-                Said::Event(Event::Facts { values: [("result.loss".to_owned(), "2.5".to_owned())].into() }),
-            ]
-        );
+        training.flush(1, true, &mut said);
+        let complete = Said::Event(Event::CheckpointComplete { step: 5, path: "/c".into() });
+        assert_eq!(said, [complete, facts([("data.d", "a")]), facts([("result.loss", "2.5")])]);
+    }
+
+    #[test]
+    fn facts_that_change_at_every_step_are_said_once_a_second_and_the_newest_kept() {
+        let mut training = Training::default();
+        let mut said = Vec::new();
+        for now in 0..=2500 {
+            training.flush(now, false, &mut said);
+            let values = [("step".to_owned(), now.into()), (format!("at.{}", now / 1000), now.into())].into();
+            training.hook(0, Message::Facts { values }, now, &mut said);
+        }
+        assert_eq!(training.due(), Some(3000));
+        training.flush(2501, true, &mut said);
+        assert_eq!(training.due(), None);
+        let expected = [
+            facts([("at.0", "0"), ("step", "0")]),
+            facts([("at.0", "999"), ("step", "999")]),
+            facts([("at.1", "1999"), ("step", "1999")]),
+            facts([("at.2", "2500"), ("step", "2500")]),
+        ];
+        assert_eq!(said, expected);
+    }
+
+    #[test]
+    fn facts_without_end_are_refused_with_a_word() {
+        let mut training = Training::default();
+        let mut said = Vec::new();
+        for n in 0..10_000 {
+            let values = [(format!("name.{n}"), "\u{1}".repeat(1000).into())].into();
+            training.hook(0, Message::Facts { values }, 0, &mut said);
+        }
+        training.hook(0, Message::Facts { values: [("name.0".to_owned(), "short".into())].into() }, 0, &mut said);
+        training.flush(0, true, &mut said);
+        let notes = said.iter().filter(|s| matches!(s, Said::Note(_))).count();
+        assert_eq!((notes, said.len()), (1, 3));
+        let Some(Said::Event(event @ Event::Facts { values })) = said.last() else { panic!("{said:?}") };
+        assert_eq!(values["name.0"], "short", "a known fact may still change");
+        assert!(serde_json::to_vec(event).is_ok_and(|bytes| bytes.len() < crate::protocol::MAX_LINE - 1024));
     }
 
     #[test]

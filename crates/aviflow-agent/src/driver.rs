@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// Between two signs of life while ranks run, in milliseconds.
+/// Between two signs of life, in milliseconds.
 const ALIVE_MS: u64 = 10_000;
 
 /// Bytes on their way to a slow control plane from which on no log is added.
@@ -86,8 +86,10 @@ impl Driver {
         let spec = folder::spec(&folder)?;
         let lock = folder::lock(&folder, std::env::var(folder::LOCK_FD).ok().as_deref())?;
         sys::leave_terminal();
+        sys::raise_file_limit();
         let mark = sweep::mark(&spec);
-        let keeper = Keeper::start(&mark).map_err(|e| format!("no keeper can be started: {e}"))?;
+        let keeper = Keeper::start(&mark, &folder.join(files::KEEPER_LOCK))
+            .map_err(|e| format!("no keeper can be started: {e}"))?;
         if folder::Alive::read(&folder).is_some() {
             // An agent died here: what it left must not meet what comes.
             while sweep::sweep(&mark) > 0 {
@@ -183,15 +185,16 @@ impl Driver {
         poll.clear();
         let signals = poll.add(&self.signals, true, false);
         self.link.watch(poll);
-        self.hooks.watch(poll);
+        let now = self.now().0;
+        self.hooks.watch(poll, now);
         self.ranks.watch(poll);
         self.commands.watch(poll, self.link.waiting() > PROGRESS_WAITS);
         signals
     }
 
     fn timeout(&self) -> Option<u64> {
-        let alive = self.machine.has_ranks().then_some(self.touched + ALIVE_MS);
-        let timers = [self.machine.next_timer(), self.link.due(), self.ranks.due(), alive];
+        let alive = self.machine.shows_life().then_some(self.touched + ALIVE_MS);
+        let timers = [self.machine.next_timer(), self.link.due(), self.ranks.due(), self.hooks.due(), alive];
         let next = timers.into_iter().flatten().min()?;
         Some(next.saturating_sub(self.now().0))
     }
@@ -200,7 +203,7 @@ impl Driver {
         let now = self.now();
         self.ranks.read(poll, now, &mut self.lines);
         self.take_lines();
-        self.hooks.read(Some(poll), |rank, message| self.inputs.push_back(Input::Hook { rank, message }));
+        self.hooks.read(Some(poll), now.0, |rank, message| self.inputs.push_back(Input::Hook { rank, message }));
         self.commands.read(poll, |id, output| self.inputs.push_back(Input::Exec { id, output }));
         if self.link.ready(poll) && !self.link.receive(|message| self.inputs.push_back(Input::Message(message))) {
             self.disconnect();
@@ -217,7 +220,7 @@ impl Driver {
         if self.machine.next_timer().is_some_and(|at| at <= now.0) {
             self.inputs.push_back(Input::Timer);
         }
-        if self.machine.has_ranks() && now.0 >= self.touched + ALIVE_MS {
+        if self.machine.shows_life() && now.0 >= self.touched + ALIVE_MS {
             self.touched = now.0;
             folder::touch_alive(&self.folder);
             self.forget_sessions();
@@ -254,7 +257,7 @@ impl Driver {
             if let Some(rank) = self.ranks.reaped(pid, now, &mut self.lines) {
                 self.take_lines();
                 // What it told before its end must not come after it.
-                self.hooks.read(None, |rank, message| self.inputs.push_back(Input::Hook { rank, message }));
+                self.hooks.read(None, now.0, |rank, message| self.inputs.push_back(Input::Hook { rank, message }));
                 let epoch = self.launch.as_ref().map_or(0, |launch| launch.epoch);
                 let error = process::torch_error(&wiring::error_file(&self.folder, epoch, rank));
                 self.inputs.push_back(Input::Exited { rank, exit, error });
@@ -280,7 +283,7 @@ impl Driver {
     }
 
     fn replace_keeper(&mut self) {
-        match Keeper::start(&self.mark) {
+        match Keeper::start(&self.mark, &self.folder.join(files::KEEPER_LOCK)) {
             Ok(mut keeper) => {
                 for session in &self.sessions {
                     keeper.session(*session, false);

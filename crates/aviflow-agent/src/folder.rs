@@ -100,10 +100,24 @@ pub fn write_ended(folder: &Path, ended: &Ended) -> io::Result<()> {
     replace(folder, files::ENDED, &serde_json::to_vec(ended)?, true)
 }
 
-/// The end of the worker of a folder, if it ended.
+/// The end of the worker of a folder, if it ended and can be read.
 #[must_use]
 pub fn read_ended(folder: &Path) -> Option<Ended> {
-    serde_json::from_slice(&fs::read(folder.join(files::ENDED)).ok()?).ok()
+    find_ended(folder).ok().flatten()
+}
+
+/// The end of the worker of a folder; none only if it is certain that none is there.
+///
+/// # Errors
+/// If it cannot be read now, or with `InvalidData` is no end.
+pub fn find_ended(folder: &Path) -> io::Result<Option<Ended>> {
+    match fs::read(folder.join(files::ENDED)) {
+        Ok(bytes) => {
+            Ok(Some(serde_json::from_slice(&bytes).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))?))
+        }
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(e),
+    }
 }
 
 fn replace(folder: &Path, name: &str, bytes: &[u8], durable: bool) -> io::Result<()> {

@@ -20,8 +20,11 @@ use std::path::{Path, PathBuf};
 /// The longest line in bytes, its newline included.
 pub const MAX_LINE: usize = 64 << 10;
 
-/// Connections at one time; more are closed at once.
-const MAX_CONNECTIONS: usize = 1024;
+/// Connections at one time; more wait until one ends.
+const MAX_CONNECTIONS: usize = 256;
+
+/// The pause after a connection could not be accepted, in milliseconds: it would be ready again at once.
+const ACCEPT_PAUSE_MS: u64 = 100;
 
 /// What a process says.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -149,6 +152,8 @@ pub struct Hooks {
     path: PathBuf,
     place: usize,
     connections: Vec<Connection>,
+    /// No connection is accepted before this time.
+    pause_until: Option<u64>,
     stop: Option<String>,
     malformed: u64,
     ranks: std::ops::Range<u32>,
@@ -171,7 +176,8 @@ impl Hooks {
         let _ = std::fs::remove_file(&path);
         let listener = UnixListener::bind(&path)?;
         listener.set_nonblocking(true)?;
-        Ok(Self { listener, path, place: 0, connections: Vec::new(), stop: None, malformed: 0, ranks })
+        let (place, connections) = (usize::MAX, Vec::new());
+        Ok(Self { listener, path, place, connections, pause_until: None, stop: None, malformed: 0, ranks })
     }
 
     /// The socket's path, for `AVIFLOW_SOCKET`.
@@ -186,16 +192,30 @@ impl Hooks {
         self.malformed + self.connections.iter().map(|c| c.lines.malformed).sum::<u64>()
     }
 
+    /// When connections are accepted again, if not now.
+    #[must_use]
+    pub const fn due(&self) -> Option<u64> {
+        self.pause_until
+    }
+
+    fn accepts(&self, now: u64) -> bool {
+        self.connections.len() < MAX_CONNECTIONS && self.pause_until.is_none_or(|until| until <= now)
+    }
+
     /// Adds what is to be waited for.
-    pub fn watch(&mut self, poll: &mut Poll) {
-        self.place = poll.add(&self.listener, true, false);
+    pub fn watch(&mut self, poll: &mut Poll, now: u64) {
+        self.place = usize::MAX;
+        if self.accepts(now) {
+            self.pause_until = None;
+            self.place = poll.add(&self.listener, true, false);
+        }
         for connection in &mut self.connections {
             connection.place = poll.add(&connection.stream, true, !connection.out.is_empty());
         }
     }
 
     /// Reads what arrived; from every connection, or only from those that are ready.
-    pub fn read(&mut self, ready: Option<&Poll>, mut said: impl FnMut(u32, Message)) {
+    pub fn read(&mut self, ready: Option<&Poll>, now: u64, mut said: impl FnMut(u32, Message)) {
         let mut gone = Vec::new();
         for (index, connection) in self.connections.iter_mut().enumerate() {
             if ready.is_some_and(|poll| !poll.ready(connection.place)) {
@@ -210,24 +230,39 @@ impl Hooks {
             self.malformed += self.connections.swap_remove(index).lines.malformed;
         }
         if ready.is_none_or(|poll| poll.ready(self.place)) {
-            self.accept(&mut said);
+            while self.accepts(now) {
+                let accepted = self.listener.accept().map(|(stream, _)| stream);
+                if !self.take(accepted, now, &mut said) {
+                    break;
+                }
+            }
         }
     }
 
-    fn accept(&mut self, said: &mut impl FnMut(u32, Message)) {
-        while let Ok((stream, _)) = self.listener.accept() {
-            if self.connections.len() >= MAX_CONNECTIONS || stream.set_nonblocking(true).is_err() {
-                continue;
+    /// Takes a new connection; whether another may wait.
+    fn take(&mut self, accepted: io::Result<UnixStream>, now: u64, said: &mut impl FnMut(u32, Message)) -> bool {
+        let stream = match accepted {
+            Ok(stream) => stream,
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => return false,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => return true,
+            // Too many open files, for example.
+            Err(_) => {
+                self.pause_until = Some(now + ACCEPT_PAUSE_MS);
+                return false;
             }
-            let mut connection =
-                Connection { stream, lines: Lines::default(), rank: None, out: Vec::new(), place: usize::MAX };
-            // A short-lived process may have said everything already.
-            if receive(&mut connection, &self.ranks, self.stop.as_ref(), said) && flush(&mut connection) {
-                self.connections.push(connection);
-            } else {
-                self.malformed += connection.lines.malformed;
-            }
+        };
+        if stream.set_nonblocking(true).is_err() {
+            return true;
         }
+        let mut connection =
+            Connection { stream, lines: Lines::default(), rank: None, out: Vec::new(), place: usize::MAX };
+        // A short-lived process may have said everything already.
+        if receive(&mut connection, &self.ranks, self.stop.as_ref(), said) && flush(&mut connection) {
+            self.connections.push(connection);
+        } else {
+            self.malformed += connection.lines.malformed;
+        }
+        true
     }
 
     /// Tells every process that a stop began, or, with none, forgets it for the next epoch.
@@ -346,7 +381,7 @@ not json
         client
             .write_all(b"{\"type\":\"hello\",\"pid\":1,\"rank\":5}\n{\"type\":\"stop?\",\"id\":1}\n{\"type\":\"metrics\",\"step\":1}\n")
             .expect("sent");
-        hooks.read(None, |rank, message| said.push((rank, message)));
+        hooks.read(None, 0, |rank, message| said.push((rank, message)));
         assert!(matches!(said[..], [(5, Message::Metrics { step: 1, .. })]), "{said:?}");
         reader.read_line(&mut line).expect("an answer");
         assert_eq!(line, "{\"id\":1,\"reason\":null,\"stop\":false}\n");
@@ -355,10 +390,51 @@ not json
         reader.read_line(&mut line).expect("a push");
         assert_eq!(line, "{\"reason\":\"preempted\",\"stop\":true}\n");
         client.write_all(b"{\"type\":\"stop?\",\"id\":2}\n").expect("sent");
-        hooks.read(None, |_, _| {});
+        hooks.read(None, 0, |_, _| {});
         line.clear();
         reader.read_line(&mut line).expect("an answer");
         assert_eq!(line, "{\"id\":2,\"reason\":\"preempted\",\"stop\":true}\n");
+    }
+
+    /// Whether a connection that waits would be noticed.
+    fn noticed(hooks: &mut Hooks, now: u64) -> bool {
+        let mut poll = Poll::default();
+        hooks.watch(&mut poll, now);
+        poll.wait(Some(0));
+        poll.ready(hooks.place)
+    }
+
+    #[test]
+    fn at_the_bound_connections_wait() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut hooks = Hooks::listen(&folder.path().join("s"), "m", 0..1).expect("a socket");
+        let connect = |hooks: &Hooks| UnixStream::connect(hooks.path()).expect("a connection");
+        let mut clients = Vec::new();
+        for _ in 0..MAX_CONNECTIONS {
+            clients.push(connect(&hooks));
+            hooks.read(None, 0, |_, _| {});
+        }
+        let mut late = connect(&hooks);
+        late.write_all(b"{\"type\":\"metrics\",\"step\":1}\n").expect("sent");
+        assert!(!noticed(&mut hooks, 0));
+        hooks.read(None, 0, |_, _| panic!("no room"));
+        clients.pop();
+        let mut said = 0;
+        hooks.read(None, 0, |_, _| said += 1);
+        assert_eq!((said, hooks.connections.len()), (1, MAX_CONNECTIONS));
+    }
+
+    #[test]
+    fn after_a_failed_accept_there_is_a_pause() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut hooks = Hooks::listen(&folder.path().join("s"), "m", 0..1).expect("a socket");
+        let _waiting = UnixStream::connect(hooks.path()).expect("a connection");
+        assert!(noticed(&mut hooks, 1000));
+        assert!(!hooks.take(Err(io::Error::from_raw_os_error(libc::EMFILE)), 1000, &mut |_, _| {}));
+        assert!(!noticed(&mut hooks, 1099));
+        assert_eq!(hooks.due(), Some(1100));
+        assert!(noticed(&mut hooks, 1100));
+        assert_eq!(hooks.due(), None);
     }
 
     #[test]

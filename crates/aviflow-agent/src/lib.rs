@@ -35,7 +35,7 @@ pub mod training;
 pub mod wiring;
 
 pub use driver::run;
-pub use folder::{Alive, LOCK_FD, read_ended};
+pub use folder::{Alive, LOCK_FD, find_ended, read_ended};
 pub use spool::left_behind;
 pub use sweep::{mark, sweep};
 pub use wiring::RESERVED;

@@ -29,6 +29,9 @@ pub mod files {
     pub const SPEC: &str = "worker.json";
     /// Locked (`flock`) as long as the agent lives. The control plane opens and locks it, the agent inherits it.
     pub const LOCK: &str = "agent.lock";
+    /// Locked (`flock`) as long as the agent's keeper lives: after the agent's death it is free once nothing of the
+    /// worker is left. Absent where no keeper ever ran.
+    pub const KEEPER_LOCK: &str = "keeper.lock";
     /// Present once an agent ran here, with its pid and start time; its age is the agent's last sign of life.
     pub const ALIVE: &str = "alive.json";
     /// The [`super::Ended`] of the worker, complete and synced, once its last process is gone.
@@ -343,7 +346,8 @@ pub enum ToAgent {
         /// The offset up to which it has the log; the agent goes on from there.
         log_have: u64,
     },
-    /// The attempt is not known any more: stop and remove everything, then exit.
+    /// The attempt is not known any more: stop and remove everything, then exit. An agent whose worker has
+    /// ended exits at once and leaves its log, as the control plane may still want it.
     #[serde(rename_all = "camelCase")]
     Unknown {
         /// Why, for the agent's log.

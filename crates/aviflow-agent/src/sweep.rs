@@ -17,6 +17,7 @@ use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{self, BufRead, BufReader, Write};
+use std::path::Path;
 use std::time::Duration;
 
 /// The mark of a worker's processes: `JOBID.ATTEMPT.WORKER@` and 16 digits of the token's SHA-256.
@@ -129,12 +130,17 @@ pub struct Keeper {
 }
 
 impl Keeper {
-    /// Starts one for a mark.
+    /// Starts one for a mark, that holds a lock for as long as it lives.
+    ///
+    /// Waits for an earlier keeper that holds the lock: it still kills.
     ///
     /// # Errors
-    /// If no process can be made.
-    pub fn start(mark: &str) -> io::Result<Self> {
-        let (pid, pipe) = sys::fork_watcher(c"aviflow-keeper", |pipe| watch(pipe, mark))?;
+    /// If no process can be made, or no lock.
+    pub fn start(mark: &str, lock: &Path) -> io::Result<Self> {
+        // Taken before it begins to live: whoever finds the agent dead must find the lock taken.
+        let lock = fs::File::options().write(true).create(true).truncate(false).open(lock)?;
+        lock.lock()?;
+        let (pid, pipe) = sys::fork_watcher(c"aviflow-keeper", lock.into(), |pipe| watch(pipe, mark))?;
         Ok(Self { pid, pipe })
     }
 

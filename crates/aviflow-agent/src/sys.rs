@@ -9,7 +9,7 @@
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::panic::AssertUnwindSafe;
@@ -131,6 +131,29 @@ pub fn adopt(fd: RawFd) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+/// Files that a process may have open, where the system allows it. More would slow down programs that
+/// close every number.
+const FILES: libc::rlim_t = 1 << 16;
+
+/// Raises the soft limit of open files, for this process and its children. Best effort; gives the limit.
+pub fn raise_file_limit() -> u64 {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` outlives both calls.
+    unsafe {
+        if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) != 0 {
+            return 0;
+        }
+        let wanted = limit.rlim_max.min(FILES);
+        if limit.rlim_cur < wanted {
+            let raised = libc::rlimit { rlim_cur: wanted, ..limit };
+            if libc::setrlimit(libc::RLIMIT_NOFILE, &raw const raised) == 0 {
+                return wanted;
+            }
+        }
+    }
+    limit.rlim_cur
+}
+
 /// Locks an open file for as long as its description is open anywhere.
 ///
 /// # Errors
@@ -203,13 +226,14 @@ pub fn isolate(command: &mut Command) {
 
 /// Forks a child that runs `body` with the reading end of a pipe, and gives the writing end to the parent.
 ///
-/// The child is in a session of its own, holds no other descriptor of the
-/// parent (above all not the lock), and ignores what would end it politely.
+/// The child is in a session of its own, holds `held` until its end and no other
+/// descriptor of the parent (above all not the agent's lock), and ignores what
+/// would end it politely. The parent does not hold `held` any more.
 ///
 /// # Errors
 /// If no process or pipe can be made.
-pub fn fork_watcher(name: &std::ffi::CStr, body: impl FnOnce(File)) -> io::Result<(Pid, File)> {
-    let (mut read, write) = pipe()?;
+pub fn fork_watcher(name: &std::ffi::CStr, held: OwnedFd, body: impl FnOnce(File)) -> io::Result<(Pid, File)> {
+    let (read, write) = pipe()?;
     // SAFETY: the agent has one thread, so the child finds every lock free and may do what any process may.
     let pid = check(unsafe { libc::fork() })?;
     if pid > 0 {
@@ -217,6 +241,7 @@ pub fn fork_watcher(name: &std::ffi::CStr, body: impl FnOnce(File)) -> io::Resul
         return Ok((pid, write));
     }
     mem::forget(write);
+    let (read, held) = (read.into_raw_fd(), held.into_raw_fd());
     // SAFETY: this is a new process with one thread. Descriptors are closed
     // without their owners' knowledge, who never run again: `_exit` follows.
     unsafe {
@@ -225,14 +250,13 @@ pub fn fork_watcher(name: &std::ffi::CStr, body: impl FnOnce(File)) -> io::Resul
         for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT, libc::SIGPIPE] {
             libc::signal(signal, libc::SIG_IGN);
         }
-        let kept = libc::dup2(read.as_raw_fd(), 3);
-        if kept == 3 {
-            if read.as_raw_fd() != 3 {
-                mem::forget(mem::replace(&mut read, File::from_raw_fd(3)));
-            }
-            if libc::syscall(libc::SYS_close_range, 4, libc::c_uint::MAX, 0) != 0 {
+        // First out of the way, as either may be 3 or 4.
+        let (read, held) = (libc::fcntl(read, libc::F_DUPFD, 5), libc::fcntl(held, libc::F_DUPFD, 5));
+        if read >= 0 && held >= 0 && libc::dup2(read, 3) == 3 && libc::dup2(held, 4) == 4 {
+            let read = File::from_raw_fd(3);
+            if libc::syscall(libc::SYS_close_range, 5, libc::c_uint::MAX, 0) != 0 {
                 let limit = libc::sysconf(libc::_SC_OPEN_MAX).clamp(64, 1 << 16);
-                for fd in 4..limit {
+                for fd in 5..limit {
                     libc::close(fd as libc::c_int);
                 }
             }

@@ -106,6 +106,22 @@ fn a_killed_keeper_is_replaced() {
 }
 
 #[test]
+fn the_keeper_s_lock_is_held_until_nothing_is_left() {
+    let mut world = World::new(&format!("{MESSY}\nsleep 1000"));
+    world.up(1);
+    let fifo = world.fifo();
+    world.log_has("messy");
+    let keeper = world.keeper(0);
+    signal(keeper, "STOP");
+    world.kill_agent();
+    let lock = File::open(world.path(files::KEEPER_LOCK)).unwrap();
+    assert!(lock.try_lock().is_err(), "its work is not done");
+    signal(keeper, "CONT");
+    lock.lock().unwrap();
+    gone(fifo);
+}
+
+#[test]
 fn a_sweep_ends_what_agent_and_keeper_could_not() {
     // All that carry the mark: without agent and keeper nobody knows the others.
     let mut world = World::new(&format!("{}\nsleep 1000", MESSY.replace("env -i sleep 1000 &", "")));

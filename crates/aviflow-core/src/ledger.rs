@@ -289,7 +289,9 @@ mod tests {
             gpus: Slots::first(gpus),
             held: Slots::NONE,
             unhealthy: Slots::NONE,
+            leaving: Slots::NONE,
             condition: NodeCondition::Ready,
+            cordoned: false,
         }
     }
 

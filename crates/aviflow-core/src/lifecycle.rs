@@ -197,8 +197,13 @@ pub enum Effect {
         /// The attempt they belong to.
         attempt: u32,
     },
-    /// These GPUs belong to nobody from now on.
-    Release(GpuSet),
+    /// These GPUs belong to nobody from now on; their last process was gone at the given instant.
+    Release {
+        /// Which.
+        gpus: GpuSet,
+        /// Since when nobody used them.
+        at: Time,
+    },
     /// Something that people want to know.
     Moment(MomentKind),
 }
@@ -350,6 +355,7 @@ fn place(job: &mut Job, placement: &Placement, now: Time, fx: &mut Vec<Effect>) 
             state: WorkerState::Launched,
             address: None,
             exits: BTreeMap::new(),
+            ended: None,
         })
         .collect();
     let gang =
@@ -423,25 +429,26 @@ fn deadline_passed(job: &mut Job, now: Time, fx: &mut Vec<Effect>) {
     }
 }
 
-/// Starting or Running → Stopping.
-fn stop(job: &mut Job, intent: Intent, grace: Span, reason: String, now: Time, fx: &mut Vec<Effect>) {
-    if let Some(gang) = leave(job, now) {
-        stop_ranks(&gang, grace, reason, now, fx);
+/// Starting or Running → Stopping. `at` is when the reason for it arose: time
+/// after it is no running time, even if it became known much later.
+fn stop(job: &mut Job, intent: Intent, grace: Span, reason: String, at: Time, fx: &mut Vec<Effect>) {
+    if let Some(gang) = leave(job, at) {
+        stop_ranks(&gang, grace, reason, at, fx);
         job.phase = Phase::Stopping(Stopping { gang, intent });
     }
 }
 
-fn stop_ranks(gang: &Gang, grace: Span, reason: String, now: Time, fx: &mut Vec<Effect>) {
-    fx.push(Effect::Post { gpus: gang.gpus(), state: GpuState::Stopping, at: now, attempt: gang.attempt });
+fn stop_ranks(gang: &Gang, grace: Span, reason: String, at: Time, fx: &mut Vec<Effect>) {
+    fx.push(Effect::Post { gpus: gang.gpus(), state: GpuState::Stopping, at, attempt: gang.attempt });
     fx.push(Effect::Act(Action::Stop { attempt: gang.attempt, grace, reason }));
 }
 
 /// Takes the gang out of Starting or Running and counts its running time.
-fn leave(job: &mut Job, now: Time) -> Option<Gang> {
+fn leave(job: &mut Job, at: Time) -> Option<Gang> {
     match std::mem::replace(&mut job.phase, Phase::Queued) {
         Phase::Starting(gang) => Some(gang),
         Phase::Running(gang) => {
-            job.ran += gang.up.map_or(Span(0), |up| now.since(up));
+            job.ran += gang.up.map_or(Span(0), |up| at.since(up));
             Some(gang)
         }
         other @ (Phase::Queued
@@ -456,6 +463,11 @@ fn leave(job: &mut Job, now: Time) -> Option<Gang> {
     }
 }
 
+fn succeed(job: &mut Job, fx: &mut Vec<Effect>) {
+    fx.push(Effect::Moment(MomentKind::Succeeded));
+    job.phase = Phase::Succeeded;
+}
+
 fn fail(job: &mut Job, failure: Failure, fx: &mut Vec<Effect>) {
     fx.push(Effect::Moment(MomentKind::Failed { failure: failure.clone() }));
     job.phase = Phase::Failed(failure);
@@ -467,14 +479,21 @@ fn resolve(job: &mut Job, now: Time, fx: &mut Vec<Effect>) {
     if !gang.all_gone() {
         return;
     }
-    fx.push(Effect::Release(gang.gpus()));
+    let ended = gang.workers.iter().filter_map(|w| w.ended).max().unwrap_or(now);
+    fx.push(Effect::Release { gpus: gang.gpus(), at: ended });
     fx.push(Effect::Act(Action::Remove { attempt: gang.attempt }));
-    let short = gang.up.is_none_or(|up| now.since(up) < Span::minutes(1));
+    let short = gang.up.is_none_or(|up| ended.since(up) < Span::minutes(1));
+    let finished = gang.workers.iter().all(|w| w.finished(job.request.ranks_per_node));
     match job.phase.clone() {
         Phase::Starting(_) | Phase::Running(_) => {
-            leave(job, now);
-            fx.push(Effect::Moment(MomentKind::Succeeded));
-            job.phase = Phase::Succeeded;
+            leave(job, ended);
+            succeed(job, fx);
+        }
+        // It was done before it could be stopped: there is nothing to run again.
+        Phase::Suspending(_) | Phase::Stopping(Stopping { intent: Intent::TimeLimit | Intent::Unready { .. }, .. })
+            if finished =>
+        {
+            succeed(job, fx);
         }
         Phase::Suspending(_) => {
             job.counters.suspensions += 1;

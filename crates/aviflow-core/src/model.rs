@@ -53,8 +53,14 @@ pub struct Node {
     pub held: Slots,
     /// GPUs known to be broken. A book of its own: a broken GPU may still be held.
     pub unhealthy: Slots,
+    /// GPUs that leave the node once their job has ended: it came back smaller.
+    #[serde(default)]
+    pub leaving: Slots,
     /// Whether new work may start here.
     pub condition: NodeCondition,
+    /// Whether a person said that it should not; kept while the node is gone.
+    #[serde(default)]
+    pub cordoned: bool,
 }
 
 impl Node {
@@ -62,7 +68,7 @@ impl Node {
     #[must_use]
     pub fn free(&self) -> Slots {
         match self.condition {
-            NodeCondition::Ready => self.gpus.without(self.held).without(self.unhealthy),
+            NodeCondition::Ready => self.gpus.without(self.held).without(self.unhealthy).without(self.leaving),
             NodeCondition::Cordoned | NodeCondition::Gone => Slots::NONE,
         }
     }
@@ -369,6 +375,17 @@ pub struct Worker {
     pub address: Option<Address>,
     /// Ranks of this worker that ended, by rank.
     pub exits: BTreeMap<u32, Exit>,
+    /// When its last process was gone.
+    #[serde(default)]
+    pub ended: Option<Time>,
+}
+
+impl Worker {
+    /// Whether each of its ranks ended with 0 by itself.
+    #[must_use]
+    pub fn finished(&self, ranks: u32) -> bool {
+        self.exits.len() == ranks as usize && self.exits.values().all(|e| e.code == 0 && !e.stopping)
+    }
 }
 
 /// Where a worker stands.
@@ -405,6 +422,9 @@ pub struct Exit {
     pub at: Time,
     /// Its last lines of output, oldest first.
     pub last_lines: Vec<String>,
+    /// Whether its agent had begun to stop it before: then its end, also one with 0, is not its own.
+    #[serde(default)]
+    pub stopping: bool,
 }
 
 /// Why a job failed, with everything that a person needs to act.

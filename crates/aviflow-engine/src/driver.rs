@@ -5,12 +5,12 @@ use crate::engine::{Answer, Engine, Input, Submission};
 use crate::ports::{Cluster, JobRecord, Stamped, Store, StoreError};
 use aviflow_core::model::{JobId, Snapshot, Term};
 use aviflow_core::schedule::Plan;
-use aviflow_core::time::Time;
+use aviflow_core::time::{Span, Time};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::watch;
 
 /// Inputs taken in one turn at most, so that a flood still commits in steps.
@@ -127,6 +127,24 @@ pub fn wall_clock() -> Time {
     Time(i64::try_from(since.as_millis()).unwrap_or(i64::MAX))
 }
 
+/// The engine's clock: it begins with the wall clock, or with the store's last
+/// stamp if that is later, and then only counts, whatever the wall clock does.
+#[derive(Clone, Copy, Debug)]
+struct Clock {
+    base: Time,
+    since: Instant,
+}
+
+impl Clock {
+    fn starting_at(base: Time) -> Clock {
+        Clock { base, since: Instant::now() }
+    }
+
+    fn now(self) -> Time {
+        self.base + Span(i64::try_from(self.since.elapsed().as_millis()).unwrap_or(i64::MAX))
+    }
+}
+
 /// A handle before its engine: what it is told meanwhile is taken in the first turn.
 pub struct Starter {
     handle: Handle,
@@ -166,7 +184,8 @@ impl Starter {
     {
         let (engine, orders) = Engine::open(store, wall_clock())?;
         cluster.apply(&orders);
-        let driver = Driver { engine, cluster, receiver: self.receiver, generation: self.generation };
+        let clock = Clock::starting_at(engine.now());
+        let driver = Driver { engine, cluster, receiver: self.receiver, generation: self.generation, clock };
         let spawn = std::thread::Builder::new().name("engine".to_owned());
         let thread = spawn
             .spawn(move || on_end(driver.run()))
@@ -180,6 +199,7 @@ struct Driver<S, C> {
     cluster: C,
     receiver: Receiver<Message>,
     generation: watch::Sender<u64>,
+    clock: Clock,
 }
 
 #[derive(Default)]
@@ -227,7 +247,7 @@ impl<S: Store, C: Cluster> Driver<S, C> {
         let first = match wake {
             None => self.receiver.recv().map_err(|_| RecvTimeoutError::Disconnected),
             Some(at) => {
-                let wait = u64::try_from(at.since(wall_clock()).0).unwrap_or(0);
+                let wait = u64::try_from(at.since(self.clock.now()).0).unwrap_or(0);
                 self.receiver.recv_timeout(Duration::from_millis(wait))
             }
         };
@@ -245,7 +265,7 @@ impl<S: Store, C: Cluster> Driver<S, C> {
 
     fn serve(&mut self, mut mail: Mail) -> Result<(), StoreError> {
         // A query alone changes nothing; only inputs and deadlines are worth a turn.
-        let due = self.engine.next_wake().is_some_and(|t| t <= wall_clock());
+        let due = self.engine.next_wake().is_some_and(|t| t <= self.clock.now());
         if due || !mail.inputs.is_empty() {
             self.turn(&mut mail)?;
         }
@@ -254,7 +274,7 @@ impl<S: Store, C: Cluster> Driver<S, C> {
             snapshot: engine.snapshot(),
             plan: engine.plan(),
             records: engine.records(),
-            now: engine.now().max(wall_clock()),
+            now: engine.now().max(self.clock.now()),
             term: engine.term(),
             generation: engine.generation(),
         };
@@ -266,10 +286,9 @@ impl<S: Store, C: Cluster> Driver<S, C> {
 
     fn turn(&mut self, mail: &mut Mail) -> Result<(), StoreError> {
         loop {
-            match self.engine.turn(&mail.inputs, wall_clock()) {
+            match self.engine.turn(&mail.inputs, self.clock.now()) {
                 Ok(turn) => {
                     let generation = self.engine.generation();
-                    self.cluster.apply(&turn.orders);
                     for (reply, answer) in mail.replies.iter_mut().zip(turn.answers) {
                         if let Some(reply) = reply.take() {
                             let _ = reply.send(Ok(answer));
@@ -281,6 +300,8 @@ impl<S: Store, C: Cluster> Driver<S, C> {
                     if turn.written {
                         self.generation.send_replace(generation);
                     }
+                    // Last: nobody who asked waits for the body.
+                    self.cluster.apply(&turn.orders);
                     return Ok(());
                 }
                 Err(error @ (StoreError::Fenced { .. } | StoreError::Newer { .. })) => {
@@ -301,10 +322,12 @@ impl<S: Store, C: Cluster> Driver<S, C> {
     /// Opens the store again until it works: the decisions of the failed turn are void.
     fn reopen(&mut self) -> Result<Vec<Stamped>, StoreError> {
         loop {
-            match self.engine.reopen(wall_clock()) {
+            // Also before the first try: what failed a moment ago fails again.
+            std::thread::sleep(REOPEN_PAUSE);
+            match self.engine.reopen(self.clock.now()) {
                 Ok(orders) => return Ok(orders),
                 Err(error @ (StoreError::Fenced { .. } | StoreError::Newer { .. })) => return Err(error),
-                Err(StoreError::Full(_) | StoreError::Failed(_)) => std::thread::sleep(REOPEN_PAUSE),
+                Err(StoreError::Full(_) | StoreError::Failed(_)) => {}
             }
         }
     }

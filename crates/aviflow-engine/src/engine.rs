@@ -21,10 +21,14 @@ use aviflow_core::model::{
     Snapshot, Term,
 };
 use aviflow_core::schedule::{self, Decision, Memo, Plan};
-use aviflow_core::time::Time;
+use aviflow_core::time::{Span, Time};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+
+/// How long a new control plane listens before it keeps deadlines. Agents try
+/// to connect again at least every two seconds.
+const LISTEN: Span = Span::seconds(10);
 
 /// What the engine is told.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -141,6 +145,9 @@ pub struct Engine<S> {
     plan: Plan,
     memo: Memo,
     deadlines: BTreeSet<(Time, JobId)>,
+    /// No deadline is kept before this instant: first the agents must have had
+    /// the time to say what happened while nobody listened.
+    listen_until: Time,
     /// For names that were taken, the suffix to try first.
     suffixes: BTreeMap<JobKey, u32>,
     /// A bug that the simulator must find.
@@ -182,6 +189,7 @@ impl<S: Store> Engine<S> {
             plan: Plan::default(),
             memo: Memo::default(),
             deadlines: BTreeSet::new(),
+            listen_until: Time(0),
             suffixes: BTreeMap::new(),
             #[cfg(test)]
             planted: Planted::default(),
@@ -210,6 +218,7 @@ impl<S: Store> Engine<S> {
         }
         let due = |j: &Job| Some((lifecycle::deadline(j)?, j.id));
         self.deadlines = self.snapshot.jobs.values().filter_map(due).collect();
+        self.listen_until = self.now + LISTEN;
         let orders = self.recover();
         self.plan = schedule::plan(&self.snapshot, &mut self.memo, self.now);
         // Decisions are made by turns, which write them down; the first is due at once.
@@ -263,7 +272,7 @@ impl<S: Store> Engine<S> {
             let answer = self.take(input, &mut work)?;
             answers.push(answer);
         }
-        while let Some((due, job)) = self.deadlines.first().copied().filter(|(t, _)| *t <= self.now) {
+        while let Some((due, job)) = self.deadlines.first().copied().filter(|(t, _)| self.kept_at(*t) <= self.now) {
             self.deadlines.remove(&(due, job));
             self.advance(job, &Event::Deadline, self.now, &mut work);
         }
@@ -293,8 +302,13 @@ impl<S: Store> Engine<S> {
     /// When a turn is due though nothing is heard.
     #[must_use]
     pub fn next_wake(&self) -> Option<Time> {
-        let deadline = self.deadlines.first().map(|(t, _)| *t);
+        let deadline = self.deadlines.first().map(|(t, _)| self.kept_at(*t));
         [deadline, self.plan.next_wake].into_iter().flatten().min()
+    }
+
+    /// When a deadline is kept: not before agents could have been heard.
+    fn kept_at(&self, deadline: Time) -> Time {
+        deadline.max(self.listen_until)
     }
 
     /// The state as of the last turn.
@@ -362,6 +376,10 @@ impl<S: Store> Engine<S> {
             work.orders.extend(self.order(job, action));
         }
         if let Some(after) = out.job {
+            // Its environment may have been given up while it ran.
+            if let (Phase::Queued, Some(hash)) = (&after.phase, &after.environment) {
+                self.want_environment(hash, work);
+            }
             if after.phase.is_terminal() {
                 self.records.remove(&job);
             }

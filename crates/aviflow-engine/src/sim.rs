@@ -282,6 +282,7 @@ impl<'a> Sim<'a> {
     }
 
     fn open(&mut self) -> Result<(), Violation> {
+        self.world.step_clock();
         match Engine::open(self.store.clone(), self.world.wall()) {
             Ok((engine, orders)) => self.opened(engine, &orders),
             Err(error) => Err(self.wrong(vec![format!("the store cannot be opened: {error}")])),
@@ -299,6 +300,7 @@ impl<'a> Sim<'a> {
         let orders = engine.planted.recovery(orders);
         self.engine = Some(engine);
         self.world.control_plane_is_up();
+        self.checker.opened();
         self.world.apply(&orders);
         self.engine_is_right()
     }

@@ -9,6 +9,7 @@ use aviflow_api::rest::{
     AgentInfo, GpuInfo, NodeAction, NodeInfo, PoolInfo, QueueInfo, ServerAction, ServerInfo, StopAnswer,
 };
 use aviflow_api::suggest::nearest;
+use aviflow_core::gpus::Slots;
 use aviflow_core::model::{Node, NodeCondition, QueueState, Snapshot};
 use aviflow_engine::driver::View;
 use aviflow_engine::engine::{Answer, Input as EngineInput, default_queue};
@@ -49,7 +50,12 @@ pub(crate) fn node_info(snapshot: &Snapshot, node: &Node) -> NodeInfo {
 
 pub(crate) async fn nodes(State(app): State<Arc<App>>) -> Result<Json<Vec<NodeInfo>>, Failure> {
     blocking(move || {
-        app.view(|view| view.snapshot.nodes.values().map(|node| node_info(view.snapshot, node)).collect()).map(Json)
+        // A node without GPUs has left the pool; only its account is kept.
+        let there = |n: &&Node| n.gpus != Slots::NONE;
+        app.view(move |view| {
+            view.snapshot.nodes.values().filter(there).map(|node| node_info(view.snapshot, node)).collect()
+        })
+        .map(Json)
     })
     .await
 }

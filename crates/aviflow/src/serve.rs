@@ -13,7 +13,8 @@ use crate::error::{Failure, Result, While};
 use crate::home::{Home, PoolFile, ServerFile};
 use crate::output::{Output, note, now, print};
 use aviflow_api::file::Defaults;
-use aviflow_core::model::{NodeCondition, Phase};
+use aviflow_core::gpus::Slots;
+use aviflow_core::model::Phase;
 use aviflow_engine::driver::{Handle, Starter};
 use aviflow_engine::ports::{Observation, StoreError};
 use aviflow_local::{LocalCluster, LocalConfig, NodeConfig};
@@ -253,14 +254,16 @@ fn config(home: &Home, pool: &PoolFile, objects: Arc<Objects>) -> Result<LocalCo
     Ok(config)
 }
 
-/// Nodes that the store knows and the pool no longer has are gone.
+/// Nodes that the store knows and the pool no longer has are gone, and no part
+/// of its capacity any more.
 fn forget_nodes(engine: &Handle, configured: BTreeSet<String>) -> Result<()> {
     let known = engine.read(|view| {
-        let there = view.snapshot.nodes.values().filter(|n| n.condition != NodeCondition::Gone);
-        there.map(|n| n.name.clone()).collect::<Vec<_>>()
+        let there = view.snapshot.nodes.values().filter(|n| n.gpus != Slots::NONE);
+        there.map(|n| (n.name.clone(), n.pool.clone(), n.gpu_type.clone())).collect::<Vec<_>>()
     });
-    for name in known.map_err(|e| Failure::platform(e.to_string()))? {
+    for (name, pool, gpu_type) in known.map_err(|e| Failure::platform(e.to_string()))? {
         if !configured.contains(&name) {
+            engine.observe(Observation::NodeSeen { name: name.clone(), pool, gpu_type, gpus: 0 }, None);
             engine.observe(Observation::NodeGone { name }, None);
         }
     }

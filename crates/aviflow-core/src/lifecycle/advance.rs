@@ -39,14 +39,14 @@ pub fn advance(snapshot: &mut Snapshot, id: JobId, event: &Event, at: Time, now:
                     }
                 }
             }
-            Effect::Release(gpus) => release(snapshot, &gpus, now, &mut out),
+            Effect::Release { gpus, at } => release(snapshot, &gpus, at, now, &mut out),
             Effect::Post { gpus, state, at, attempt } => {
                 let owner = Some(Owner { job: id, attempt });
                 out.nodes.extend(gpus.iter().map(|(n, _)| n));
                 out.entries.extend(snapshot.ledger.post(&Posting { gpus, state, owner, at }));
             }
             Effect::Moment(kind) => {
-                out.moments.push(Moment { job: id, at: now, attempt: job.attempts, kind });
+                out.moments.push(Moment { job: id, at: at.min(now), attempt: job.attempts, kind });
             }
         }
     }
@@ -64,14 +64,22 @@ pub fn advance(snapshot: &mut Snapshot, id: JobId, event: &Event, at: Time, now:
     out
 }
 
-fn release(snapshot: &mut Snapshot, gpus: &GpuSet, now: Time, out: &mut Advance) {
+fn release(snapshot: &mut Snapshot, gpus: &GpuSet, at: Time, now: Time, out: &mut Advance) {
     for (node, slots) in gpus.iter() {
         let Some(n) = snapshot.nodes.get_mut(&node) else { continue };
         n.held = n.held.without(slots);
         out.nodes.insert(node);
         for (loose, state) in unallocated(n) {
             let gpus = GpuSet::of(node, loose.and(slots));
-            out.entries.extend(snapshot.ledger.post(&Posting { gpus, state, owner: None, at: now }));
+            out.entries.extend(snapshot.ledger.post(&Posting { gpus, state, owner: None, at }));
+        }
+        let leaving = n.leaving.without(n.held);
+        if !leaving.is_empty() {
+            n.leaving = n.leaving.without(leaving);
+            n.gpus = n.gpus.without(leaving);
+            n.unhealthy = n.unhealthy.and(n.gpus);
+            let size = n.gpus;
+            out.entries.extend(snapshot.ledger.resize_node(node, size, now));
         }
     }
 }

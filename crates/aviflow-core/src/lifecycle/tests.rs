@@ -27,7 +27,9 @@ fn case(failures_allowed: u32) -> Case {
             gpus: Slots::first(8),
             held: Slots::NONE,
             unhealthy: Slots::NONE,
+            leaving: Slots::NONE,
             condition: NodeCondition::Ready,
+            cordoned: false,
         };
         snapshot.ledger.open_node(&node, Time(0));
         snapshot.nodes.insert(node.id, node);
@@ -307,4 +309,62 @@ fn only_a_complete_checkpoint_of_the_current_attempt_counts() {
     c.worker(0, WorkerEvent::CheckpointComplete { step: 7, path: "/c/7".into() });
     c.worker(1, WorkerEvent::CheckpointComplete { step: 6, path: "/c/6".into() });
     assert_eq!(c.snapshot.jobs[&JOB].checkpoint.as_ref().map(|k| k.step), Some(7));
+}
+
+#[test]
+fn a_training_that_its_agent_stopped_has_not_finished() {
+    let mut c = case(0);
+    c.running().exit_as(0, 0, true).gone(0);
+    assert_eq!(c.phase(), "Stopping", "its agent was told to end, and the training saved itself with 0");
+    c.exit_as(1, 0, true).gone(1);
+    assert_eq!((c.phase(), c.counters()), ("Queued", (0, 1, 0, 0)));
+}
+
+#[test]
+fn what_finished_before_it_could_be_stopped_has_finished() {
+    let mut c = case(0);
+    c.at(0).running().at(500).exit(0, 0).exit(1, 0).event(&Event::Suspend { by: "ops".into() }).gone(0).gone(1);
+    assert_eq!((c.phase(), c.counters()), ("Succeeded", (0, 0, 0, 0)));
+    let mut c = case(0);
+    c.at(0).running().at(600).event(&Event::Deadline).exit(0, 0).exit(1, 0).gone(0).gone(1);
+    assert_eq!(c.phase(), "Succeeded", "the control plane was away when it ended");
+    let mut c = case(0);
+    c.running().exit(0, 0).exit(1, 0).event(&Event::Cancel { by: "ann".into() }).gone(0).gone(1);
+    assert_eq!(c.phase(), "Cancelled", "a person's word stands");
+}
+
+/// The control plane was away from 60 s to 8 h; the job failed at 600 s and was gone at 602 s.
+#[test]
+fn absence_is_not_charged_to_the_job() {
+    let mut c = case(1);
+    c.at(0).running().at(8 * 3600);
+    let ago = |s: i64| Span::seconds(8 * 3600 - s);
+    let worker = |worker, event| Event::Worker { attempt: 1, epoch: 1, worker, event };
+    let exit = |stopping, code| WorkerEvent::RankExited {
+        rank: u32::from(stopping),
+        code,
+        signal: None,
+        stopping,
+        last_lines: vec![],
+        last_step: None,
+    };
+    let end = || WorkerEvent::Gone { ranks: BTreeMap::new(), reason: None, last_step: None };
+    c.event_ago(&worker(0, exit(false, 1)), ago(599)).event_ago(&worker(0, end()), ago(600));
+    c.event_ago(&worker(1, exit(true, 143)), ago(601)).event_ago(&worker(1, end()), ago(602));
+    assert_eq!(c.phase(), "Queued");
+    assert_eq!(c.last.as_ref().map(|j| j.ran), Some(Span::seconds(599)));
+    let free: Vec<Time> = c.snapshot.ledger.node(NodeId(1)).iter().map(|o| o.from).collect();
+    assert_eq!(free, [Time(602_000)], "its GPUs are free since its last process was gone");
+}
+
+#[test]
+fn a_node_that_came_back_smaller_takes_no_work_on_what_leaves() {
+    let mut c = case(0);
+    c.running();
+    if let Some(node) = c.snapshot.nodes.get_mut(&NodeId(1)) {
+        node.leaving = Slots(0xF0);
+    }
+    c.at(10).exit(0, 0).gone(0).exit(1, 0).gone(1);
+    let node = &c.snapshot.nodes[&NodeId(1)];
+    assert_eq!((node.gpus, node.leaving, node.free()), (Slots(0x0F), Slots::NONE, Slots(0x0F)));
 }

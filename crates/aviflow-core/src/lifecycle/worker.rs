@@ -6,7 +6,7 @@ use super::{
 use crate::gpus::GpuSet;
 use crate::ledger::GpuState;
 use crate::model::{Cause, Checkpoint, Exit, Failure, Gang, Intent, Job, Phase, WorkerState};
-use crate::time::{Span, Time};
+use crate::time::Time;
 
 /// The caller has checked that the attempt, the epoch and the worker's number fit.
 pub(super) fn step(job: &mut Job, index: usize, event: &WorkerEvent, at: Time, now: Time, fx: &mut Vec<Effect>) {
@@ -23,7 +23,7 @@ pub(super) fn step(job: &mut Job, index: usize, event: &WorkerEvent, at: Time, n
             }
             confirm(job, fx);
         }
-        WorkerEvent::Up => up(job, index, now, fx),
+        WorkerEvent::Up => up(job, index, at, fx),
         WorkerEvent::LaunchFailed { reason } => {
             let Some(gang) = job.phase.gang() else { return };
             let cause = Cause::Launch {
@@ -32,12 +32,13 @@ pub(super) fn step(job: &mut Job, index: usize, event: &WorkerEvent, at: Time, n
                 node: gang.workers[index].node,
                 reason: reason.clone(),
             };
-            failing(job, Failure { cause, exit_code: LAUNCH_CODE, at }, false, now, fx);
+            failing(job, Failure { cause, exit_code: LAUNCH_CODE, at }, false, at, fx);
         }
         WorkerEvent::RankExited { rank, code, signal, stopping, last_lines, last_step } => {
             reached(job, *last_step);
-            let exit = Exit { code: *code, signal: *signal, at, last_lines: last_lines.clone() };
-            rank_exited(job, index, *rank, exit, *stopping, now, fx);
+            let last_lines = last_lines.clone();
+            let exit = Exit { code: *code, signal: *signal, at, last_lines, stopping: *stopping };
+            rank_exited(job, index, *rank, exit, fx);
         }
         WorkerEvent::FirstStep { step } => first_step(job, *step, at, fx),
         WorkerEvent::CaughtUp { step } => {
@@ -71,8 +72,9 @@ pub(super) fn step(job: &mut Job, index: usize, event: &WorkerEvent, at: Time, n
                     signal: end.signal,
                     at: at - end.before,
                     last_lines: end.last_lines.clone(),
+                    stopping: end.stopping,
                 };
-                rank_exited(job, index, *rank, exit, end.stopping, now, fx);
+                rank_exited(job, index, *rank, exit, fx);
             }
             gone(job, index, reason.as_deref(), at, now, fx);
         }
@@ -118,23 +120,24 @@ fn confirm(job: &Job, fx: &mut Vec<Effect>) {
     }
 }
 
-fn up(job: &mut Job, index: usize, now: Time, fx: &mut Vec<Effect>) {
+fn up(job: &mut Job, index: usize, at: Time, fx: &mut Vec<Effect>) {
     let Some(gang) = gang_mut(job) else { return };
     let worker = &mut gang.workers[index];
     worker.state = worker.state.max(WorkerState::Up);
-    running_if_all_up(job, now, fx);
+    running_if_all_up(job, at, fx);
 }
 
 /// A worker whose ranks have all ended with 0 was up, even if that was not heard of.
-fn running_if_all_up(job: &mut Job, now: Time, fx: &mut Vec<Effect>) {
+fn running_if_all_up(job: &mut Job, at: Time, fx: &mut Vec<Effect>) {
     let ranks = job.request.ranks_per_node;
     if let Phase::Starting(gang) = &mut job.phase
         && gang.workers.iter().all(|w| w.state >= WorkerState::Up)
     {
-        gang.up = Some(now);
+        let at = at.max(gang.placed);
+        gang.up = Some(at);
         let ranks = ranks * index_u32(gang.workers.len());
         fx.push(Effect::Moment(MomentKind::Running { ranks }));
-        post(gang, GpuState::Productive, now, fx);
+        post(gang, GpuState::Productive, at, fx);
         job.phase = Phase::Running(gang.clone());
     }
 }
@@ -175,41 +178,41 @@ fn reached(job: &mut Job, step: Option<u64>) {
     job.best_step = job.best_step.max(step);
 }
 
-fn rank_exited(job: &mut Job, index: usize, rank: u32, exit: Exit, stopping: bool, now: Time, fx: &mut Vec<Effect>) {
+fn rank_exited(job: &mut Job, index: usize, rank: u32, exit: Exit, fx: &mut Vec<Effect>) {
     let Some(gang) = gang_mut(job) else { return };
     let worker = &mut gang.workers[index];
     if worker.exits.contains_key(&rank) {
         return;
     }
     worker.exits.insert(rank, exit.clone());
-    let (attempt, node) = (gang.attempt, worker.node);
-    if exit.code == 0 || stopping {
+    let (attempt, node, at) = (gang.attempt, worker.node, exit.at);
+    if exit.code == 0 || exit.stopping {
         return;
     }
     if exit.code == REQUEUE_CODE {
         if matches!(job.phase, Phase::Starting(_) | Phase::Running(_)) {
             fx.push(Effect::Moment(MomentKind::RequeueAsked { rank }));
-            stop(job, Intent::Requeue, FAILED_GRACE, format!("rank {rank} asked to be queued again"), now, fx);
+            stop(job, Intent::Requeue, FAILED_GRACE, format!("rank {rank} asked to be queued again"), at, fx);
         }
         return;
     }
     let failure = Failure {
         exit_code: exit.code,
-        at: exit.at,
+        at,
         cause: Cause::Rank { attempt, rank, worker: index_u32(index), node, exit },
     };
-    failing(job, failure, false, now, fx);
+    failing(job, failure, false, at, fx);
 }
 
 /// Begins to stop a gang that has failed; where it already is being stopped for
 /// a failure, the one that happened first is the one to report.
-fn failing(job: &mut Job, failure: Failure, node_failure: bool, now: Time, fx: &mut Vec<Effect>) {
+fn failing(job: &mut Job, failure: Failure, node_failure: bool, at: Time, fx: &mut Vec<Effect>) {
     match &mut job.phase {
         Phase::Starting(_) | Phase::Running(_) => {
             fx.push(Effect::Moment(MomentKind::Failing { failure: failure.clone() }));
             let reason = crate::explain::failure_short(&failure);
             let intent = if node_failure { Intent::NodeFailure(failure) } else { Intent::Failure(failure) };
-            stop(job, intent, FAILED_GRACE, reason, now, fx);
+            stop(job, intent, FAILED_GRACE, reason, at, fx);
         }
         Phase::Stopping(s) => {
             if let Intent::Failure(first) = &mut s.intent
@@ -225,41 +228,40 @@ fn failing(job: &mut Job, failure: Failure, node_failure: bool, now: Time, fx: &
 }
 
 fn gone(job: &mut Job, index: usize, reason: Option<&str>, at: Time, now: Time, fx: &mut Vec<Effect>) {
-    let ranks = job.request.ranks_per_node as usize;
+    let ranks = job.request.ranks_per_node;
     let Some(gang) = gang_mut(job) else { return };
     let attempt = gang.attempt;
     let worker = &mut gang.workers[index];
     worker.state = WorkerState::Gone;
+    worker.ended = Some(at);
     let node = worker.node;
-    let clean = worker.exits.len() == ranks && worker.exits.values().all(|e| e.code == 0);
-    if clean {
-        running_if_all_up(job, now, fx);
+    if worker.finished(ranks) {
+        running_if_all_up(job, at, fx);
     } else if matches!(job.phase, Phase::Starting(_) | Phase::Running(_)) {
-        // The ranks did not fail by themselves, and nobody here asked them to stop.
+        // The ranks did not end by themselves, and nobody here asked them to stop.
         let reason = reason.unwrap_or("its ranks ended without a report").to_owned();
         let cause = Cause::WorkerLost { attempt, worker: index_u32(index), node, reason };
-        failing(job, Failure { cause, exit_code: PLATFORM_CODE, at }, true, now, fx);
+        failing(job, Failure { cause, exit_code: PLATFORM_CODE, at }, true, at, fx);
     }
     resolve(job, now, fx);
 }
 
 fn lost(job: &mut Job, index: usize, reason: &str, at: Time, now: Time, fx: &mut Vec<Effect>) {
-    let ranks = job.request.ranks_per_node as usize;
+    let ranks = job.request.ranks_per_node;
     let Some(gang) = gang_mut(job) else { return };
     let attempt = gang.attempt;
     let worker = &mut gang.workers[index];
     worker.state = WorkerState::Gone;
+    worker.ended = Some(now);
     let node = worker.node;
-    let finished = worker.exits.len() == ranks && worker.exits.values().all(|e| e.code == 0);
-    // Between the last sign of life and now nobody knows what its GPUs did.
-    let gpus = GpuSet::of(node, worker.slots);
-    let silent = now.since(at);
-    if silent > Span(0) {
-        fx.push(Effect::Post { gpus, state: GpuState::Unknown, at, attempt });
-    }
-    if finished {
-        running_if_all_up(job, now, fx);
+    if worker.finished(ranks) {
+        running_if_all_up(job, at, fx);
     } else {
+        // Between the last sign of life and now nobody knows what its GPUs did.
+        let gpus = GpuSet::of(node, worker.slots);
+        if at < now {
+            fx.push(Effect::Post { gpus, state: GpuState::Unknown, at, attempt });
+        }
         let cause = Cause::WorkerLost { attempt, worker: index_u32(index), node, reason: reason.to_owned() };
         failing(job, Failure { cause, exit_code: PLATFORM_CODE, at }, true, now, fx);
     }

@@ -17,7 +17,9 @@ fn node(id: u32, gpu_type: &str, free: u32) -> Node {
         held: Slots::NONE,
         // What is not free is broken: it needs no job to hold it.
         unhealthy: Slots::first(8 - free),
+        leaving: Slots::NONE,
         condition: NodeCondition::Ready,
+        cordoned: false,
     }
 }
 

@@ -40,6 +40,14 @@ pub fn refusal(snapshot: &Snapshot, request: &Request) -> Option<Refusal> {
     }
 }
 
+fn condition(cordoned: bool, gone: bool) -> NodeCondition {
+    match (gone, cordoned) {
+        (true, _) => NodeCondition::Gone,
+        (false, true) => NodeCondition::Cordoned,
+        (false, false) => NodeCondition::Ready,
+    }
+}
+
 impl<S: Store> Engine<S> {
     pub(super) fn take(&mut self, input: &Input, work: &mut Work) -> Result<Answer, StoreError> {
         work.journal.push(serde_json::to_string(input).unwrap_or_default());
@@ -60,14 +68,12 @@ impl<S: Store> Engine<S> {
                 let Some(id) = self.node_named(node) else {
                     return Ok(Answer::Refused(Refusal::NoSuchNode(node.clone())));
                 };
-                let wanted = if *cordoned { NodeCondition::Cordoned } else { NodeCondition::Ready };
+                let cordoned = *cordoned;
                 self.change_node(
                     id,
                     |n| {
-                        // A node that is gone comes back by being seen, not by a word.
-                        if n.condition != NodeCondition::Gone {
-                            n.condition = wanted;
-                        }
+                        n.cordoned = cordoned;
+                        n.condition = condition(n.cordoned, n.condition == NodeCondition::Gone);
                     },
                     work,
                 );
@@ -200,10 +206,6 @@ impl<S: Store> Engine<S> {
         for job in jobs {
             self.advance(job, &Event::EnvironmentFailed { reason: reason.to_owned() }, self.now, work);
         }
-        // A gang that already runs may want it again for its next attempt.
-        if self.snapshot.jobs.values().any(|j| j.environment.as_ref() == Some(hash)) {
-            self.want_environment(hash, work);
-        }
     }
 
     fn node_named(&self, name: &str) -> Option<NodeId> {
@@ -214,7 +216,7 @@ impl<S: Store> Engine<S> {
         let slots = Slots::first(gpus);
         if let Some(id) = self.node_named(name) {
             let Some(node) = self.snapshot.nodes.get(&id) else { return };
-            if node.gpus.without(node.held) != slots.without(node.held) {
+            if node.gpus.without(node.leaving) != slots {
                 self.resize_node(id, slots, work);
             }
             self.change_node(
@@ -222,9 +224,7 @@ impl<S: Store> Engine<S> {
                 |n| {
                     pool.clone_into(&mut n.pool);
                     gpu_type.clone_into(&mut n.gpu_type);
-                    if n.condition == NodeCondition::Gone {
-                        n.condition = NodeCondition::Ready;
-                    }
+                    n.condition = condition(n.cordoned, false);
                 },
                 work,
             );
@@ -242,18 +242,21 @@ impl<S: Store> Engine<S> {
             gpus: slots,
             held: Slots::NONE,
             unhealthy: Slots::NONE,
+            leaving: Slots::NONE,
             condition: NodeCondition::Ready,
+            cordoned: false,
         };
         self.snapshot.ledger.open_node(&node, self.now);
         work.nodes.insert(node.id);
         self.snapshot.nodes.insert(node.id, node);
     }
 
-    /// A node came back with another number of GPUs. Those that are held stay
-    /// until their job ends and the node is seen again.
+    /// A node came back with another number of GPUs. Those that are held leave
+    /// it once their job has ended.
     fn resize_node(&mut self, id: NodeId, slots: Slots, work: &mut Work) {
         let Some(node) = self.snapshot.nodes.get_mut(&id) else { return };
         node.gpus = slots.or(node.held);
+        node.leaving = node.held.without(slots);
         node.unhealthy = node.unhealthy.and(node.gpus);
         let gpus = node.gpus;
         work.entries.extend(self.snapshot.ledger.resize_node(id, gpus, self.now));

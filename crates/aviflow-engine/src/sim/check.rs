@@ -26,6 +26,11 @@ impl Checker {
         self.acknowledged.insert(job);
     }
 
+    /// A control plane is there again: what it missed is not its delay.
+    pub(super) fn opened(&mut self) {
+        self.stopping.clear();
+    }
+
     pub(super) fn after_turn(&mut self, engine: &Engine<SimStore>, store: &SimStore) -> Vec<String> {
         let mut wrong = store.wrong();
         if !store.agrees(engine.snapshot()) {
@@ -151,6 +156,10 @@ fn ended_rightly(job: &Job, world: &World, steady_clock: bool) -> Vec<String> {
             }
         }
         Phase::Failed(failure) => {
+            let truth = attempts().next_back().unwrap_or_default();
+            if matches!(failure.cause, Cause::TimeLimit { .. }) && truth.finished.len() == truth.ranks as usize {
+                wrong.push("every rank had finished, and the time limit failed it".to_owned());
+            }
             if let Cause::Rank { attempt, rank, .. } = &failure.cause {
                 let truth = world.truth.get(&(job.id, *attempt)).cloned().unwrap_or_default();
                 if steady_clock && !truth.disturbed && truth.first_failure.map(|f| f.1) != Some(*rank) {

@@ -149,7 +149,7 @@ impl World {
             world.at(begin + Span(step.at + 1000), Happening::Script(index));
         }
         // In the end nothing is left paused or broken, or the jobs could not end.
-        let last = script.items.iter().map(|s| s.at).max().unwrap_or(0) + 600_000;
+        let last = script.items.iter().map(|s| s.at).max().unwrap_or(0) + 14_400_000;
         let mut finally = vec![Item::Pause { on: false }];
         finally.extend((1..=script.nodes).map(|node| Item::Cordon { node, on: false }));
         finally.extend((1..=script.nodes).map(|node| Item::Break { node, slots: Vec::new() }));
@@ -296,16 +296,23 @@ impl World {
     pub(super) fn control_plane_died(&mut self, count: u32) {
         self.up = false;
         let wait = hash(&[self.seed, 77, u64::from(count)]) % 40_000;
-        let wait = i64::try_from(wait.saturating_sub(10_000)).unwrap_or(0);
+        // Mostly seconds; sometimes it stays away longer than any deadline.
+        let long = hash(&[self.seed, 79, u64::from(count)]).is_multiple_of(8);
+        let wait = i64::try_from(wait.saturating_sub(10_000)).unwrap_or(0) * if long { 40 } else { 1 };
         self.at(self.now + Span(wait), Happening::Restart);
     }
 
-    pub(super) fn control_plane_is_up(&mut self) {
-        self.up = true;
+    /// The wall clock may have been set while no control plane ran; one that runs
+    /// does not follow it.
+    pub(super) fn step_clock(&mut self) {
         if !self.steady {
             let step = hash(&[self.seed, 78, self.next_number]) % 20_000;
             self.skew = Span(i64::try_from(step).unwrap_or(0) - 10_000);
         }
+    }
+
+    pub(super) fn control_plane_is_up(&mut self) {
+        self.up = true;
         for node in 1..=self.nodes {
             self.say_node(node, 0);
         }

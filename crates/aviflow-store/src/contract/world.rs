@@ -288,7 +288,7 @@ fn random_failure(rng: &mut Rng) -> Failure {
 
 fn random_exit(rng: &mut Rng) -> Exit {
     let last_lines = (0..rng.below(3)).map(|_| rng.text()).collect();
-    Exit { code: 137, signal: rng.chance().then_some(9), at: rng.time(), last_lines }
+    Exit { code: 137, signal: rng.chance().then_some(9), at: rng.time(), last_lines, stopping: rng.chance() }
 }
 
 fn random_gang(rng: &mut Rng) -> Gang {
@@ -299,6 +299,7 @@ fn random_gang(rng: &mut Rng) -> Gang {
             slots: Slots(rng.number()),
             state: states[usize::try_from(rng.below(4)).unwrap_or(0)],
             address: rng.chance().then(|| Address { host: "10.0.0.1".into(), port: 29_500 }),
+            ended: rng.chance().then(|| rng.time()),
             exits: (0..rng.small(3)).map(|rank| (rank * 8, random_exit(rng))).collect(),
         })
         .collect();
@@ -323,6 +324,8 @@ fn random_node(rng: &mut Rng, id: NodeId) -> Node {
         gpus: Slots(rng.number()),
         held: Slots(rng.number()),
         unhealthy: Slots(rng.number()),
+        leaving: Slots::NONE,
+        cordoned: rng.chance(),
         condition: conditions[usize::try_from(rng.below(3)).unwrap_or(0)],
     }
 }

@@ -352,7 +352,9 @@ fn node(id: u32) -> Node {
         gpus: Slots::first(8),
         held: Slots::NONE,
         unhealthy: Slots::NONE,
+        leaving: Slots::NONE,
         condition: NodeCondition::Ready,
+        cordoned: false,
     }
 }
 

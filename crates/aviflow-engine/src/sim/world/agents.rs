@@ -87,7 +87,7 @@ impl World {
         );
         let now = self.now;
         let truth = self.truth.entry((key.0, key.1)).or_default();
-        if code == 0 {
+        if code == 0 && !by_agent {
             truth.finished.insert(rank);
         }
         if code != 0 && !by_agent {

@@ -18,7 +18,7 @@ use crate::spec::JobSpec;
 use crate::yaml::Node;
 
 /// Variables that the platform sets, and that nobody else may.
-pub const RESERVED: [&str; 12] = [
+pub const RESERVED: [&str; 15] = [
     "MASTER_ADDR",
     "MASTER_PORT",
     "RANK",
@@ -31,6 +31,9 @@ pub const RESERVED: [&str; 12] = [
     "JAX_COORDINATOR_ADDRESS",
     "JAX_NUM_PROCESSES",
     "JAX_PROCESS_ID",
+    "JAX_LOCAL_DEVICE_IDS",
+    "CUDA_VISIBLE_DEVICES",
+    "TORCHELASTIC_ERROR_FILE",
 ];
 
 /// Whether a variable belongs to the platform.

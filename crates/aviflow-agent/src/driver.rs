@@ -69,7 +69,7 @@ struct Driver {
     inputs: VecDeque<Input>,
     /// The next byte of log to ship; none before a welcome.
     ship: Option<u64>,
-    port: Option<(u16, OwnedFd)>,
+    port: Option<folder::Port>,
     last_port: u16,
     launch: Option<Launch>,
     sessions: BTreeSet<Pid>,
@@ -171,11 +171,11 @@ impl Driver {
     }
 
     fn offer_port(&mut self) -> u16 {
-        if self.port.is_none() && !self.machine.has_ranks() {
+        if self.port.as_ref().is_none_or(folder::Port::is_handed_over) && !self.machine.has_ranks() {
             self.port = folder::free_port(&self.spec, self.launch.as_ref().map_or(0, |l| l.epoch));
         }
-        if let Some((port, _)) = &self.port {
-            self.last_port = *port;
+        if let Some(port) = &self.port {
+            self.last_port = port.number;
         }
         self.last_port
     }
@@ -357,8 +357,9 @@ impl Driver {
     }
 
     fn spawn(&mut self, launch: Launch) {
-        // Rank 0 is about to listen there.
-        self.port = None;
+        if let Some(port) = &mut self.port {
+            port.hand_over();
+        }
         let mut started = Vec::new();
         let mut failure = None;
         for rank in self.spec.first_rank..self.spec.first_rank + self.spec.ranks {

@@ -7,6 +7,8 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::Path;
 use std::time::SystemTime;
 
@@ -134,13 +136,51 @@ fn replace(folder: &Path, name: &str, bytes: &[u8], durable: bool) -> io::Result
     Ok(())
 }
 
-/// A port for rank 0 that is free here, held until it is needed.
+/// A port for rank 0.
+#[derive(Debug)]
+pub struct Port {
+    /// The port.
+    pub number: u16,
+    /// Keeps everybody away, until rank 0 is about to listen.
+    held: Option<OwnedFd>,
+    /// Keeps agents away as long as this lives, see [`claim`].
+    _claim: UnixDatagram,
+}
+
+impl Port {
+    /// Lets rank 0 listen there.
+    pub fn hand_over(&mut self) {
+        self.held = None;
+    }
+
+    /// Whether that was done.
+    #[must_use]
+    pub const fn is_handed_over(&self) -> bool {
+        self.held.is_none()
+    }
+}
+
+/// Claims a port against all other agents that share this network, of whatever control plane.
+///
+/// Holding the port itself is not enough: between the moment when it is given up for rank 0 and that
+/// when rank 0 listens, seconds pass in which it looks free. And gRPC, thus JAX, listens with
+/// `SO_REUSEPORT`: two gangs with one port would not fail but meet each other. An abstract socket's
+/// name is known to exactly those who share the ports, and is gone with its agent.
+fn claim(port: u16) -> io::Result<UnixDatagram> {
+    UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(format!("aviflow/port/{port}"))?)
+}
+
+/// A port for rank 0 that is free here, held until it is handed over and claimed until it is dropped.
 ///
 /// It is outside the range from which the kernel takes ports for connections,
 /// and begins at a place that differs between jobs, so that two on one node
 /// seldom try the same.
 #[must_use]
-pub fn free_port(spec: &WorkerSpec, epoch: u32) -> Option<(u16, OwnedFd)> {
+pub fn free_port(spec: &WorkerSpec, epoch: u32) -> Option<Port> {
+    let hold = |number: u16| -> io::Result<Port> {
+        let claim = claim(number)?;
+        Ok(Port { number, held: Some(sys::hold_port(number)?), _claim: claim })
+    };
     let range = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
     let mut bounds = range.split_ascii_whitespace().filter_map(|n| n.parse::<u64>().ok());
     let (low, high) = (bounds.next().unwrap_or(32_768), bounds.next().unwrap_or(60_999));
@@ -149,12 +189,12 @@ pub fn free_port(spec: &WorkerSpec, epoch: u32) -> Option<(u16, OwnedFd)> {
     let place = spec.job_id * 61 + u64::from(spec.attempt) * 17 + u64::from(spec.worker) * 7 + u64::from(epoch);
     for n in 0..count.min(2000) {
         let port = u16::try_from(first + (place + n) % count).ok()?;
-        if let Ok(held) = sys::hold_port(port) {
-            return Some((port, held));
+        if let Ok(held) = hold(port) {
+            return Some(held);
         }
     }
     let port = TcpListener::bind(("0.0.0.0", 0)).and_then(|l| l.local_addr()).ok()?.port();
-    sys::hold_port(port).ok().map(|held| (port, held))
+    hold(port).ok()
 }
 
 #[cfg(test)]
@@ -164,12 +204,13 @@ mod tests {
 
     #[test]
     fn a_held_port_is_refused_and_given_to_nobody_else() {
-        let (port, held) = free_port(&spec(), 0).expect("a port");
-        let (other, _) = free_port(&spec(), 0).expect("a port");
-        assert_ne!(port, other);
-        assert!(std::net::TcpStream::connect(("127.0.0.1", port)).is_err());
-        drop(held);
-        assert!(TcpListener::bind(("0.0.0.0", port)).is_ok());
+        let mut port = free_port(&spec(), 0).expect("a port");
+        let number = port.number;
+        assert_ne!(number, free_port(&spec(), 0).expect("a port").number);
+        assert!(std::net::TcpStream::connect(("127.0.0.1", number)).is_err());
+        port.hand_over();
+        assert!(TcpListener::bind(("0.0.0.0", number)).is_ok());
+        assert_ne!(number, free_port(&spec(), 0).expect("a port").number, "claimed, also while nobody listens");
     }
 
     #[test]

@@ -155,8 +155,10 @@ impl Environments {
     /// The cache of a home folder.
     #[must_use]
     pub fn new(config: &LocalConfig) -> Environments {
+        // A venv holds its own path: where several homes share one cache by a link, that must not be the link's.
+        let root = config.home.join("environments");
         Environments {
-            root: config.home.join("environments"),
+            root: root.canonicalize().unwrap_or(root),
             python: config.python.clone(),
             variables: config.build_env.clone(),
             objects: config.objects.clone(),

@@ -2,6 +2,7 @@
 
     import aviflow
 
+    aviflow.install_sigterm_handler()  # or SIGTERM ends the process before it has saved
     for step in range(first_step, total_steps):
         loss = train_step(...)
         aviflow.log(step, loss=loss, total_steps=total_steps)

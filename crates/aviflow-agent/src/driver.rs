@@ -402,10 +402,10 @@ impl Driver {
 
     fn sweep(&mut self, signal: Option<Signal>) {
         self.reap();
-        let mut found = self.processes();
-        if found.is_empty() {
+        let (mut found, mut unsure) = self.processes();
+        if found.is_empty() && !unsure {
             // One may have forked while it was looked for.
-            found = self.processes();
+            (found, unsure) = self.processes();
         }
         for process in &found {
             match signal {
@@ -416,7 +416,8 @@ impl Driver {
             }
         }
         let now = self.now();
-        if found.is_empty() {
+        let left = found.len() + usize::from(unsure);
+        if left == 0 {
             self.ranks.finish(now, &mut self.lines);
             self.lines.texts.clear();
             self.write_log();
@@ -426,13 +427,13 @@ impl Driver {
                 }
             }
         }
-        self.inputs.push_back(Input::Swept { left: found.len(), unix_ms: now.1, log_end: self.spool.range().1 });
+        self.inputs.push_back(Input::Swept { left, unix_ms: now.1, log_end: self.spool.range().1 });
     }
 
-    fn processes(&self) -> Vec<sweep::Process> {
+    fn processes(&self) -> (Vec<sweep::Process>, bool) {
         let me = sys::getpid();
         let keeper = self.keeper.as_ref().map_or(0, Keeper::pid);
-        sweep::processes(&self.mark, &[me], &self.sessions, &[me, keeper])
+        sweep::look(&self.mark, &[me], &self.sessions, &[me, keeper])
     }
 
     fn exec(&mut self, id: u64, rank: u32, argv: &[String], stdin: &str) {

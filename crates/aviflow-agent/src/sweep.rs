@@ -40,19 +40,34 @@ pub struct Process {
     pub session: Pid,
 }
 
-/// The living processes of a worker.
+/// The living processes of a worker, as far as they could be looked at: see [`look`].
+#[must_use]
+pub fn processes(mark: &str, roots: &[Pid], sessions: &BTreeSet<Pid>, except: &[Pid]) -> Vec<Process> {
+    look(mark, roots, sessions, except).0
+}
+
+/// The living processes of a worker, and whether others may have been overlooked, as there were too many open
+/// files or too little memory.
 ///
 /// `roots` and their descendants belong to it, as do the members of `sessions`;
 /// `except` never do, nor what only descends from them.
 #[must_use]
-pub fn processes(mark: &str, roots: &[Pid], sessions: &BTreeSet<Pid>, except: &[Pid]) -> Vec<Process> {
+pub fn look(mark: &str, roots: &[Pid], sessions: &BTreeSet<Pid>, except: &[Pid]) -> (Vec<Process>, bool) {
     let entry = format!("{MARK}={mark}");
     let mut others = Vec::new();
     let mut found = Vec::new();
-    let pids = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let entries = fs::read_dir("/proc");
+    let mut unsure = entries.is_err();
+    let pids = entries.into_iter().flatten().flatten();
     for pid in pids.filter_map(|e| e.file_name().to_str().and_then(|name| name.parse().ok())) {
-        let Some(process) = status(pid).filter(|p| !except.contains(&p.pid)) else { continue };
-        let ours = sessions.contains(&process.session) || carries(pid, &entry);
+        let read = |name: &str, unsure: &mut bool| {
+            fs::read(format!("/proc/{pid}/{name}")).inspect_err(|e| *unsure |= overlooks(e)).ok()
+        };
+        let process = read("stat", &mut unsure).and_then(|stat| parse(pid, &String::from_utf8_lossy(&stat)));
+        let Some(process) = process.filter(|p| !except.contains(&p.pid)) else { continue };
+        let carries =
+            |environment: Vec<u8>| environment.split(|b| *b == 0).any(|entry_of| entry_of == entry.as_bytes());
+        let ours = sessions.contains(&process.session) || read("environ", &mut unsure).is_some_and(carries);
         if ours { found.push(process) } else { others.push(process) }
     }
     let mut family: BTreeSet<Pid> = found.iter().map(|p| p.pid).chain(roots.iter().copied()).collect();
@@ -68,14 +83,22 @@ pub fn processes(mark: &str, roots: &[Pid], sessions: &BTreeSet<Pid>, except: &[
         });
         if found.len() == before {
             found.retain(|p| !roots.contains(&p.pid));
-            return found;
+            return (found, unsure);
         }
     }
 }
 
+/// Whether an error says nothing of the process that was to be looked at.
+fn overlooks(e: &io::Error) -> bool {
+    matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM))
+}
+
 /// A process that lives; a zombie does not.
 fn status(pid: Pid) -> Option<Process> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    parse(pid, &fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+}
+
+fn parse(pid: Pid, stat: &str) -> Option<Process> {
     // The name is in parentheses and may hold anything, parentheses too.
     let mut fields = stat[stat.rfind(')')? + 1..].split_ascii_whitespace();
     if matches!(fields.next()?, "Z" | "X" | "x") {
@@ -92,11 +115,6 @@ pub fn session_lives(session: Pid) -> bool {
     pids.filter_map(|e| e.file_name().to_str()?.parse().ok()).filter_map(status).any(|p| p.session == session)
 }
 
-fn carries(pid: Pid, entry: &str) -> bool {
-    let Ok(environment) = fs::read(format!("/proc/{pid}/environ")) else { return false };
-    environment.split(|b| *b == 0).any(|variable| variable == entry.as_bytes())
-}
-
 /// When a process started, in clock ticks since the machine did: with its id, this names a process for good.
 #[must_use]
 pub fn start_time(pid: u32) -> Option<u64> {
@@ -104,7 +122,8 @@ pub fn start_time(pid: u32) -> Option<u64> {
     stat[stat.rfind(')')? + 1..].split_ascii_whitespace().nth(19)?.parse().ok()
 }
 
-/// Kills every process that carries a worker's mark, with its descendants, and gives their number.
+/// Kills every process that carries a worker's mark, with its descendants, and gives their number, which is not
+/// 0 either while any may have been overlooked.
 ///
 /// For the control plane, once it found the agent dead: to be repeated until it
 /// gives 0, as a process may take a while to die. A living agent must not be
@@ -115,11 +134,11 @@ pub fn sweep(mark: &str) -> usize {
 }
 
 fn sweep_with(mark: &str, sessions: &BTreeSet<Pid>) -> usize {
-    let found = processes(mark, &[], sessions, &[sys::getpid()]);
+    let (found, unsure) = look(mark, &[], sessions, &[sys::getpid()]);
     for process in &found {
         sys::kill(process.pid, libc::SIGKILL);
     }
-    found.len()
+    found.len() + usize::from(unsure)
 }
 
 /// The process that outlives the agent, for a moment.

@@ -5,6 +5,7 @@
 //! one thread for each worker (`worker`) and each build (`environments`).
 
 use crate::environments::{Cancel, Environments, Outcome};
+use crate::hurry::{self, Watch};
 use crate::link::Link;
 use crate::spec::{Share, Site};
 use crate::{LocalConfig, LocalError, LocalHandle, Volumes, devices, link, private_folder, worker};
@@ -23,6 +24,7 @@ use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 use tokio::sync::watch;
 
 /// Called once an observation is durable.
@@ -49,6 +51,7 @@ pub(crate) struct Shared {
     pub(crate) environments: Environments,
     pub(crate) volumes: Volumes,
     pub(crate) socket: PathBuf,
+    pub(crate) runtime: tokio::runtime::Handle,
     /// Ends builds when the cluster is dropped, and says that it was.
     pub(crate) cancel: Arc<Cancel>,
     state: Mutex<State>,
@@ -88,6 +91,10 @@ pub(crate) struct Worker {
     pub(crate) stray: bool,
     /// Its agent is dead and its end was reported.
     pub(crate) over: bool,
+    /// Sees to it that it ends in time.
+    pub(crate) watch: Option<Watch>,
+    /// Its agent did not end in time and was killed.
+    pub(crate) killed: bool,
 }
 
 impl Worker {
@@ -194,6 +201,7 @@ impl LocalCluster {
         if config.agent.is_empty() {
             return Err(LocalError::Config("no program is given that starts agents".to_owned()));
         }
+        aviflow_agent::sys::raise_file_limit();
         let home = &config.home;
         private_folder(home).map_err(LocalError::io(home))?;
         let home = std::fs::canonicalize(home).map_err(LocalError::io(home))?;
@@ -217,6 +225,7 @@ impl LocalCluster {
             telemetry,
             report: Box::new(report),
             socket,
+            runtime: runtime.clone(),
             cancel,
             state: Mutex::default(),
             changed: watch::Sender::new(0),
@@ -268,9 +277,9 @@ impl LocalCluster {
         }
     }
 
-    fn tell(&self, job: JobId, attempt: u32, mut tell: impl FnMut(&mut Worker)) {
-        for (_, worker) in of_attempt(&mut self.shared.lock(), job, attempt) {
-            tell(worker);
+    fn tell(&self, job: JobId, attempt: u32, mut tell: impl FnMut(StreamKey, &mut Worker)) {
+        for (key, worker) in of_attempt(&mut self.shared.lock(), job, attempt) {
+            tell(*key, worker);
         }
     }
 
@@ -296,6 +305,7 @@ impl LocalCluster {
     fn reconcile(&self, live: &[(JobId, u32)]) {
         let live: BTreeSet<(JobId, u32)> = live.iter().copied().collect();
         let wanted = |key: &StreamKey| live.contains(&(key.job, key.attempt));
+        let on_disk = worker::on_disk(&self.shared);
         let mut state = self.shared.lock();
         let launched: BTreeSet<(JobId, u32)> = state.workers.keys().map(|k| (k.job, k.attempt)).collect();
         for worker in state.workers.values_mut() {
@@ -305,16 +315,22 @@ impl LocalCluster {
             worker.start = None;
             worker.stop = None;
         }
-        state.awaited = Some(live.difference(&launched).copied().collect());
         let known: Vec<StreamKey> = state.workers.keys().filter(|k| !wanted(k)).copied().collect();
+        let new: Vec<StreamKey> =
+            on_disk.into_iter().filter(|k| !wanted(k) && !state.workers.contains_key(k)).collect();
+        for key in known.iter().chain(&new) {
+            let worker = state.workers.entry(*key).or_default();
+            worker.remove = true;
+            worker.stray = true;
+        }
+        // Last: from now on an agent whose worker is not known is told to go.
+        state.awaited = Some(live.difference(&launched).copied().collect());
         drop(state);
         for key in known {
-            worker::leave(&self.shared, key, false);
+            worker::leave(&self.shared, key);
         }
-        for key in worker::on_disk(&self.shared.workers_folder()) {
-            if !wanted(&key) && self.shared.with(key, |_| ()).is_none() {
-                worker::leave(&self.shared, key, true);
-            }
+        for key in new {
+            worker::adopt_stray(&self.shared, key);
         }
     }
 
@@ -370,7 +386,7 @@ impl Cluster for LocalCluster {
                 Order::Reconcile { live } => self.reconcile(live),
                 Order::Prepare { record } => self.prepare(record),
                 Order::Launch { record, attempt, placement, nodes } => self.launch(record, *attempt, placement, nodes),
-                Order::Confirm { job, attempt, epoch, rank0, best_step } => self.tell(*job, *attempt, |worker| {
+                Order::Confirm { job, attempt, epoch, rank0, best_step } => self.tell(*job, *attempt, |_, worker| {
                     if worker.stop.is_some() {
                         return;
                     }
@@ -389,11 +405,13 @@ impl Cluster for LocalCluster {
                     worker.send(start.clone());
                     worker.start = Some(start);
                 }),
-                Order::Stop { job, attempt, grace, reason } => self.tell(*job, *attempt, |worker| {
+                Order::Stop { job, attempt, grace, reason } => self.tell(*job, *attempt, |key, worker| {
                     let grace_ms = u64::try_from(grace.0).unwrap_or(0);
                     let stop = ToAgent::Stop { term, grace_ms, reason: reason.clone() };
                     worker.send(stop.clone());
                     worker.stop = Some(stop);
+                    let slack = u64::try_from(self.shared.config.stop_slack.0).unwrap_or(0);
+                    hurry::watch(&self.shared, key, worker, Duration::from_millis(grace_ms.saturating_add(slack)));
                 }),
                 Order::Remove { job, attempt } => self.remove(*job, *attempt),
             }
@@ -408,6 +426,7 @@ impl Drop for LocalCluster {
         self.listening.abort();
         for worker in self.shared.lock().workers.values_mut() {
             worker.link = None;
+            worker.watch = None;
         }
     }
 }

@@ -7,6 +7,7 @@
 //!
 //! - [`LocalCluster`] (`cluster`): orders in, observations out;
 //! - `worker`: a worker's folder, its agent's process, and certainty that it is gone;
+//! - `hurry`: ends workers that do not end in time;
 //! - `spec`, `code`, `volumes`: what a worker finds when it starts;
 //! - `link`: the agents' connections;
 //! - [`environments`]: the cache of environments, and how they are built;
@@ -33,6 +34,7 @@ mod code;
 mod devices;
 pub mod environments;
 mod handle;
+mod hurry;
 mod link;
 mod spec;
 mod volumes;
@@ -76,6 +78,8 @@ pub struct LocalConfig {
     pub log_buffer: u64,
     /// Time between SIGTERM and SIGKILL where an order does not say.
     pub grace: Span,
+    /// Time after the grace of a stop from which on an agent that did not end counts as frozen, and is killed.
+    pub stop_slack: Span,
 }
 
 impl LocalConfig {
@@ -94,6 +98,7 @@ impl LocalConfig {
             build_env: Vec::new(),
             log_buffer: 256 << 20,
             grace: Span::seconds(30),
+            stop_slack: Span::seconds(30),
         }
     }
 }

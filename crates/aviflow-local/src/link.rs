@@ -160,7 +160,12 @@ struct Admitted {
 
 fn try_admit(shared: &Arc<Shared>, hello: &Hello, sender: &Sender) -> Option<Result<Admitted, Refusal>> {
     let key = hello.key;
-    let ended = aviflow_agent::read_ended(&shared.worker_folder(key));
+    let ended = match aviflow_agent::find_ended(&shared.worker_folder(key)) {
+        Ok(ended) => ended,
+        Err(e) if e.kind() == io::ErrorKind::InvalidData => None,
+        // It comes again, and then it may be known whether it has ended.
+        Err(_) => return Some(Err(Refusal::Impostor)),
+    };
     // Outside of the lock, as it may read a file.
     let log_have = shared.telemetry.log_have(key);
     let mut state = shared.lock();

@@ -9,12 +9,13 @@
 //! is reported only after no process with the worker's mark is left; a folder is
 //! removed only after that.
 
-use crate::cluster::{Shared, Worker, rank_ends};
+use crate::cluster::{Shared, rank_ends};
+use crate::hurry::{self, ENDED_GRACE};
 use crate::spec::{self, Share};
 use crate::{code, private_folder, unix_ms};
-use aviflow_agent::protocol::{LOG_CHUNK, WorkerSpec, files};
+use aviflow_agent::find_ended;
+use aviflow_agent::protocol::{Ended, LOG_CHUNK, WorkerSpec, files};
 use aviflow_agent::spool::{Folder, Spool};
-use aviflow_agent::{Alive, read_ended};
 use aviflow_core::lifecycle::WorkerEvent;
 use aviflow_core::model::JobId;
 use aviflow_core::time::Span;
@@ -22,14 +23,13 @@ use aviflow_engine::ports::JobRecord;
 use aviflow_engine::telemetry::StreamKey;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
-use rustix::process::{Pid, Signal, kill_process};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Weak, mpsc};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 /// Why the worker could not be started, so that it is not tried again.
@@ -38,8 +38,8 @@ const REFUSED: &str = "refused.txt";
 /// What a worker that nobody wants has to end by itself.
 const STRAY_GRACE: Duration = Duration::from_secs(5);
 
-/// What one has that ended and only ships its log.
-const ENDED_GRACE: Duration = Duration::from_secs(60);
+/// The pause before something is tried again that must not be taken for absent.
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// Starts the agent with the lock as descriptor 9.
 ///
@@ -62,16 +62,16 @@ pub(crate) fn start(shared: &Arc<Shared>, key: StreamKey, record: Arc<JobRecord>
     thread(shared, key, move |shared, folder| begin(shared, key, folder, Some((&record, &share))));
 }
 
-/// Ends and removes a worker that nobody wants any more.
-pub(crate) fn leave(shared: &Arc<Shared>, key: StreamKey, on_disk_only: bool) {
-    let folder = shared.worker_folder(key);
-    let ended = folder.join(files::ENDED).exists();
-    let stray = Worker { remove: true, stray: true, ..Worker::default() };
+/// Ends and removes a worker that nobody wants any more, and that is marked so.
+pub(crate) fn leave(shared: &Arc<Shared>, key: StreamKey) {
+    let ended = shared.worker_folder(key).join(files::ENDED).exists();
+    let grace = if ended { ENDED_GRACE } else { STRAY_GRACE };
     let over = {
         let mut state = shared.lock();
-        let worker = state.workers.entry(key).or_insert(stray);
-        worker.remove = true;
-        worker.stray = true;
+        let Some(worker) = state.workers.get_mut(&key) else { return };
+        // A stop may have left it more time.
+        worker.watch = None;
+        hurry::watch(shared, key, worker, grace);
         let over = worker.over;
         if over {
             state.workers.remove(&key);
@@ -80,14 +80,13 @@ pub(crate) fn leave(shared: &Arc<Shared>, key: StreamKey, on_disk_only: bool) {
     };
     if over {
         remove(shared, key);
-        return;
     }
-    if on_disk_only {
-        thread(shared, key, move |shared, folder| begin(shared, key, folder, None));
-    }
-    let grace = if ended { ENDED_GRACE } else { STRAY_GRACE };
-    // Without a thread there is no hurry: the worker is told when it connects.
-    let _ = std::thread::Builder::new().name("stray".to_owned()).spawn(move || hurry(&folder, grace));
+}
+
+/// The same for one that was only found on disk.
+pub(crate) fn adopt_stray(shared: &Arc<Shared>, key: StreamKey) {
+    thread(shared, key, move |shared, folder| begin(shared, key, folder, None));
+    leave(shared, key);
 }
 
 /// Removes the folder of a worker whose agent is gone, in a thread of its own.
@@ -97,7 +96,7 @@ pub(crate) fn remove(shared: &Arc<Shared>, key: StreamKey) {
 }
 
 /// The workers that have a folder.
-pub(crate) fn on_disk(folder: &Path) -> Vec<StreamKey> {
+pub(crate) fn on_disk(shared: &Shared) -> Vec<StreamKey> {
     let parse = |name: &str| {
         let mut parts = name.split('.');
         let key = StreamKey {
@@ -107,8 +106,10 @@ pub(crate) fn on_disk(folder: &Path) -> Vec<StreamKey> {
         };
         parts.next().is_none().then_some(key)
     };
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    let mut keys: Vec<StreamKey> = entries.filter_map(|e| parse(e.file_name().to_str()?)).collect();
+    let folder = shared.workers_folder();
+    let list = || fs::read_dir(&folder)?.map(|e| Ok(e?.file_name())).collect::<io::Result<Vec<_>>>();
+    let names = patiently(shared, &folder, || if_there(list())).flatten().unwrap_or_default();
+    let mut keys: Vec<StreamKey> = names.iter().filter_map(|name| parse(name.to_str()?)).collect();
     keys.sort_unstable();
     keys
 }
@@ -136,14 +137,12 @@ fn life(weak: &Weak<Shared>, key: StreamKey, begin: impl FnOnce(&Shared, &Path) 
     let Some(shared) = weak.upgrade() else { return };
     let folder = shared.worker_folder(key);
     let begun = begin(&shared, &folder);
-    let (_lock, child, watched) = match begun {
+    if shared.cancel.is_cancelled() && begun.is_err() {
+        return;
+    }
+    let (lock, child, watched) = match begun {
         Ok(Begun::Dead(lock)) => (lock, None, false),
-        Ok(Begun::Alive(lock, child)) => {
-            // Whoever waits for an agent must not keep a dropped cluster.
-            drop(shared);
-            wait_for(&lock);
-            (lock, child, true)
-        }
+        Ok(Begun::Alive(lock, child)) => (lock, child, true),
         Err(reason) => {
             if !shared.with(key, |w| w.stray).unwrap_or(true) {
                 let _ = fs::write(folder.join(REFUSED), &reason);
@@ -153,31 +152,90 @@ fn life(weak: &Weak<Shared>, key: StreamKey, begin: impl FnOnce(&Shared, &Path) 
             return;
         }
     };
+    // Whoever waits for an agent must not keep a dropped cluster.
+    drop(shared);
+    if watched {
+        wait_for(&lock);
+    }
+    let Some(shared) = weak.upgrade() else { return };
+    let path = folder.join(files::KEEPER_LOCK);
+    let keeper = patiently(&shared, &path, || if_there(OpenOptions::new().read(true).write(true).open(&path)));
+    drop(shared);
+    // The agent's keeper knows processes that nobody else finds.
+    if let Some(Some(keeper)) = keeper {
+        wait_for(&keeper);
+    }
     if let Some(shared) = weak.upgrade().filter(|s| !s.cancel.is_cancelled()) {
         finish(&shared, key, &folder, child, watched);
+    }
+}
+
+/// What is there; only what certainly is not counts as absent.
+fn if_there<T>(found: io::Result<T>) -> io::Result<Option<T>> {
+    match found {
+        Ok(found) => Ok(Some(found)),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
+/// Tries until it works; none once the cluster is dropped.
+///
+/// Too many open files pass, and rights can be repaired: meanwhile nothing may
+/// be concluded from what cannot be read.
+fn patiently<T>(shared: &Shared, path: &Path, mut attempt: impl FnMut() -> io::Result<T>) -> Option<T> {
+    let mut said = false;
+    loop {
+        match attempt() {
+            Ok(done) => return Some(done),
+            Err(_) if shared.cancel.is_cancelled() => return None,
+            Err(e) if !said => {
+                said = true;
+                let path = path.display();
+                // Standard error may be gone: nothing depends on it.
+                let _ = writeln!(io::stderr(), "aviflow: {path} cannot be used: {e}; it is tried again every second");
+            }
+            Err(_) => {}
+        }
+        std::thread::sleep(PAUSE);
     }
 }
 
 /// Adopts the worker or, given what to start, starts it.
 fn begin(shared: &Shared, key: StreamKey, folder: &Path, what: Option<(&JobRecord, &Share)>) -> Result<Begun, String> {
     let cannot = |e: io::Error| format!("the worker's folder {} cannot be used: {e}", folder.display());
-    private_folder(folder).map_err(cannot)?;
-    let lock = open_lock(folder).map_err(cannot)?;
-    match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => {}
-        Err(Errno::WOULDBLOCK) => {
-            let spec = read_spec(folder).map_err(|e| {
-                format!("an agent runs in {}, but {} is unreadable: {e}", folder.display(), files::SPEC)
-            })?;
-            meet(shared, key, folder, spec.token);
-            return Ok(Begun::Alive(lock, None));
+    let dropped = || "the control plane ends".to_owned();
+    let path = folder.join(files::LOCK);
+    let take = || {
+        let lock = match private_folder(folder).and_then(|()| open_lock(folder)) {
+            Ok(lock) => lock,
+            // No agent ever ran here.
+            Err(e) if matches!(path.try_exists(), Ok(false)) => return Ok(Err(cannot(e))),
+            Err(e) => return Err(e),
+        };
+        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Ok((lock, true))),
+            Err(Errno::WOULDBLOCK) => Ok(Ok((lock, false))),
+            Err(e) => Err(e.into()),
         }
-        Err(e) => return Err(cannot(e.into())),
+    };
+    let (lock, taken) = patiently(shared, &path, take).ok_or_else(dropped)??;
+    if !taken {
+        let path = folder.join(files::SPEC);
+        let spec = patiently(shared, &path, || if_there(read_spec(folder))).ok_or_else(dropped)?;
+        // Without one the agent cannot be talked to; what counts is that it lives.
+        if let Some(spec) = spec {
+            meet(shared, key, folder, spec.token);
+        }
+        return Ok(Begun::Alive(lock, None));
     }
-    if let Ok(reason) = fs::read_to_string(folder.join(REFUSED)) {
+    let path = folder.join(REFUSED);
+    let refused = patiently(shared, &path, || if_there(fs::read_to_string(&path))).ok_or_else(dropped)?;
+    if let Some(reason) = refused {
         return Err(reason);
     }
-    let ran = folder.join(files::ALIVE).exists() || folder.join(files::ENDED).exists();
+    let ran = || Ok(folder.join(files::ALIVE).try_exists()? || folder.join(files::ENDED).try_exists()?);
+    let ran = patiently(shared, folder, ran).ok_or_else(dropped)?;
     let Some((record, share)) = what.filter(|_| !ran) else { return Ok(Begun::Dead(lock)) };
     let token = token().map_err(|e| format!("there are no random numbers for a token: {e}"))?;
     let cwd = lay_out(shared, record, folder)?;
@@ -189,9 +247,18 @@ fn begin(shared: &Shared, key: StreamKey, folder: &Path, what: Option<(&JobRecor
     Ok(Begun::Alive(watched, Some(child)))
 }
 
+/// The end that an agent wrote down; none once the cluster is dropped.
+fn ended(shared: &Shared, folder: &Path) -> Option<Option<Ended>> {
+    patiently(shared, &folder.join(files::ENDED), || match find_ended(folder) {
+        // What is no end never becomes one.
+        Err(e) if e.kind() == io::ErrorKind::InvalidData => Ok(None),
+        found => found,
+    })
+}
+
 /// From now on the agent may connect.
 fn meet(shared: &Shared, key: StreamKey, folder: &Path, token: String) {
-    let log_end = read_ended(folder).map(|e| e.log_end);
+    let log_end = ended(shared, folder).flatten().map(|e| e.log_end);
     shared.with(key, |worker| {
         worker.token = Some(token);
         worker.log_end = log_end;
@@ -222,9 +289,11 @@ fn lay_out(shared: &Shared, record: &JobRecord, folder: &Path) -> Result<PathBuf
 
 fn write_spec(folder: &Path, spec: &WorkerSpec) -> io::Result<()> {
     // It holds the token and the values of secrets.
-    let mut file =
-        OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(folder.join(files::SPEC))?;
-    file.write_all(&serde_json::to_vec(spec)?)
+    let (path, new) = (folder.join(files::SPEC), folder.join("worker.json.new"));
+    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+    file.write_all(&serde_json::to_vec(spec)?)?;
+    // Whoever finds it finds all of it.
+    fs::rename(new, path)
 }
 
 fn open_lock(folder: &Path) -> io::Result<File> {
@@ -264,18 +333,31 @@ fn spawn(shared: &Shared, folder: &Path, lock: File) -> Result<Child, String> {
 
 /// Waits until nobody else holds the lock.
 fn wait_for(lock: &File) {
-    while rustix::fs::flock(lock, FlockOperation::LockExclusive) == Err(Errno::INTR) {}
+    while let Err(e) = rustix::fs::flock(lock, FlockOperation::LockExclusive) {
+        if e != Errno::INTR {
+            std::thread::sleep(PAUSE);
+        }
+    }
 }
 
 /// The agent is dead: makes sure that nothing of it runs, keeps its log, reports its end.
 fn finish(shared: &Arc<Shared>, key: StreamKey, folder: &Path, child: Option<Child>, watched: bool) {
     let exit = child.and_then(|mut child| child.wait().ok());
-    if let Ok(spec) = read_spec(folder) {
+    let lives = folder.join(files::ALIVE);
+    let path = folder.join(files::SPEC);
+    let spec = patiently(shared, &path, || match if_there(read_spec(folder)) {
+        // A part of one, from which no agent ever came to life.
+        Err(_) if matches!(lives.try_exists(), Ok(false)) => Ok(None),
+        found => found,
+    });
+    let Some(spec) = spec else { return };
+    if let Some(spec) = spec {
         sweep(&spec);
     }
     // What cannot be kept now is tried again before the folder is removed.
     let _ = keep_log(shared, key, folder);
-    let ended = read_ended(folder);
+    let Some(ended) = ended(shared, folder) else { return };
+    let Some(lived) = patiently(shared, &lives, || lives.try_exists()) else { return };
     // A full disk may have kept the agent from writing its end down, which it said all the same.
     let known =
         shared.with(key, |w| w.stray || w.gone.is_some_and(|gone| ended.as_ref().is_none_or(|e| e.epoch == gone)));
@@ -290,14 +372,16 @@ fn finish(shared: &Arc<Shared>, key: StreamKey, folder: &Path, child: Option<Chi
                 };
                 shared.report_worker(key, ended.epoch, ago, event, None);
             }
-            None if !folder.join(files::ALIVE).exists() => {
+            None if !lived => {
                 let reason = format!("the agent did not start: it {}", last_words(folder, exit));
                 let _ = fs::write(folder.join(REFUSED), &reason);
                 shared.report_not_started(key, &reason);
             }
             None => {
                 let ago = if watched { Span(0) } else { silent_for(folder) };
-                let reason = format!("its agent {}", last_words(folder, exit));
+                let killed = shared.with(key, |worker| worker.killed).unwrap_or(false);
+                let why = if killed { "was told to stop, did not end in time and " } else { "" };
+                let reason = format!("its agent {why}{}", last_words(folder, exit));
                 shared.report_worker(key, 0, ago, WorkerEvent::Lost { reason }, None);
             }
         }
@@ -312,6 +396,7 @@ fn over(shared: &Arc<Shared>, key: StreamKey) {
         let remove = state.workers.get_mut(&key).is_some_and(|worker| {
             worker.over = true;
             worker.link = None;
+            worker.watch = None;
             worker.remove
         });
         if remove {
@@ -334,6 +419,8 @@ fn clear(shared: &Shared, key: StreamKey) {
 
 /// Takes over the log that a dead agent could not ship.
 fn keep_log(shared: &Shared, key: StreamKey, folder: &Path) -> io::Result<()> {
+    // A folder that cannot be listed must not count as empty.
+    let Some(_) = if_there(fs::read_dir(folder.join(files::LOG)))? else { return Ok(()) };
     let mut spool = Spool::open(Folder::new(folder.join(files::LOG)), u64::MAX, 0);
     let mut from = shared.telemetry.log_have(key);
     while let Some((offset, text)) = spool.read(from, LOG_CHUNK) {
@@ -364,27 +451,6 @@ fn last_words(folder: &Path, exit: Option<ExitStatus>) -> String {
     match said.lines().rev().find(|l| !l.trim().is_empty()) {
         Some(line) => format!("{how}; its last words: {}", line.trim()),
         None => format!("{how} without a word"),
-    }
-}
-
-/// Kills a worker that does not end in time.
-fn hurry(folder: &Path, grace: Duration) {
-    let Ok(lock) = open_lock(folder) else { return };
-    let (free, freed) = mpsc::channel();
-    // A wait for a lock has no time limit, so that another thread waits.
-    let wait = move || {
-        wait_for(&lock);
-        let _ = free.send(());
-    };
-    if std::thread::Builder::new().name("stray lock".to_owned()).spawn(wait).is_err() {
-        return;
-    }
-    if freed.recv_timeout(grace).is_err()
-        && let Some(agent) = Alive::read(folder).filter(Alive::lives)
-        && let Some(pid) = i32::try_from(agent.pid).ok().and_then(Pid::from_raw)
-    {
-        // Whoever waits for its lock finds its ranks.
-        let _ = kill_process(pid, Signal::KILL);
     }
 }
 

@@ -155,6 +155,26 @@ fn nothing_is_left_of_a_killed_agent() {
 }
 
 #[test]
+fn a_frozen_agent_holds_its_node_no_longer_than_its_grace() {
+    let home = tempfile::tempdir().unwrap();
+    let mut body = Body::start(LocalConfig { stop_slack: Span(0), ..real(home.path()) }, 1);
+    body.reconcile(&[]);
+    body.launch(&record(7, json!({"run": ["sh", "-c", "setsid sleep 3600 & echo runs; wait"]})), &["n0"]);
+    body.wait_ready(JOB);
+    body.confirm(JOB, 1);
+    body.telemetry.0.wait("its output", |kept| kept.logs.get(&KEY)?.contains("runs").then_some(()));
+    let folder = body.folder(JOB, 0);
+    let spec = spec(&folder);
+    let agent = i32::try_from(Alive::read(&folder).unwrap().pid).unwrap();
+    rustix::process::kill_process(rustix::process::Pid::from_raw(agent).unwrap(), rustix::process::Signal::STOP)
+        .unwrap();
+    body.order(Order::Stop { job: JOB, attempt: 1, grace: Span(0), reason: "enough".to_owned() });
+    let (reason, _) = body.wait_lost(JOB);
+    assert!(reason.contains("did not end in time"), "{reason}");
+    assert_eq!(processes_of(&spec), 0);
+}
+
+#[test]
 fn a_missing_program_is_a_failed_launch() {
     let home = tempfile::tempdir().unwrap();
     let mut body = body(home.path());

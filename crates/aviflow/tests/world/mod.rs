@@ -6,6 +6,8 @@
 
 #![expect(dead_code, reason = "each test file uses some of it")]
 
+pub mod training;
+
 use serde_json::Value;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -230,4 +232,19 @@ impl Gate {
         let mut file = fs::OpenOptions::new().write(true).open(&self.0).expect("gate");
         file.write_all(b"go\n").expect("gate");
     }
+}
+
+/// Makes a wheel with one module in a folder; its line of a lock.
+pub fn wheel(folder: &Path, name: &str) -> String {
+    let script = "import hashlib, sys, zipfile\nname, path = sys.argv[1:]\ninfo = name + '-1.0.dist-info/'\n\
+        with zipfile.ZipFile(path, 'w') as w:\n w.writestr(name + '.py', '')\n\
+        \x20w.writestr(info + 'METADATA', 'Metadata-Version: 2.1\\nName: ' + name + '\\nVersion: 1.0\\n')\n\
+        \x20w.writestr(info + 'WHEEL', 'Wheel-Version: 1.0\\nGenerator: test\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n')\n\
+        \x20w.writestr(info + 'RECORD', '')\n\
+        print(hashlib.sha256(open(path, 'rb').read()).hexdigest(), end='')\n";
+    let path = folder.join(format!("{name}-1.0-py3-none-any.whl"));
+    let made = Command::new("python3").args(["-c", script, name]).arg(path).output().expect("python3");
+    let sha256 = String::from_utf8(made.stdout).expect("text");
+    assert_eq!(sha256.len(), 64, "{}", String::from_utf8_lossy(&made.stderr));
+    format!("{name}==1.0 --hash=sha256:{sha256}\n")
 }

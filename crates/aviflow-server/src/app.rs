@@ -143,7 +143,7 @@ pub(crate) async fn blocking<T: Send + 'static>(
 /// The control plane's face to its users.
 #[derive(Clone)]
 pub struct Server {
-    app: Arc<App>,
+    pub(crate) app: Arc<App>,
 }
 
 impl Server {

@@ -15,12 +15,13 @@ use aviflow_core::model::{Job, JobId, Node, NodeId, Snapshot};
 use aviflow_engine::driver::View;
 use aviflow_store::sqlite::Filter;
 use axum::extract::State;
+use axum::http::StatusCode;
 use axum::response::Response;
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use tokio::sync::{broadcast, mpsc};
+use tokio::sync::{broadcast, mpsc, watch};
 
 /// Changes that wait for a slow client; one that is slower begins anew.
 const BUFFER: usize = 1024;
@@ -34,7 +35,14 @@ const UNSEEN: u32 = 100;
 /// The streams that are open.
 #[derive(Default)]
 pub(crate) struct Hub {
-    sender: Mutex<Option<broadcast::Sender<Arc<ChangeEvent>>>>,
+    open: Mutex<Option<Open>>,
+}
+
+/// The task that runs.
+struct Open {
+    sender: broadcast::Sender<Arc<ChangeEvent>>,
+    /// Whether it has seen what it compares with: it tells what changes from then on.
+    looked: watch::Receiver<bool>,
 }
 
 /// What was seen last.
@@ -135,7 +143,7 @@ fn changes(app: &App, known: Known) -> Result<(Known, Vec<ChangeEvent>), Failure
         match jobs::seen(app, id) {
             Ok(seen) => events.push(job_event(app, &seen)),
             // Deleted by the retention.
-            Err(failure) if failure.status == axum::http::StatusCode::NOT_FOUND => {}
+            Err(failure) if failure.status == StatusCode::NOT_FOUND => {}
             Err(failure) => return Err(failure),
         }
     }
@@ -148,41 +156,50 @@ fn job_event(app: &App, seen: &Seen) -> ChangeEvent {
 }
 
 impl Hub {
-    /// What changes from now on; starts the task if it does not run.
-    fn subscribe(app: &Arc<App>) -> broadcast::Receiver<Arc<ChangeEvent>> {
-        let mut sender = app.changes.sender.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(sender) = &*sender {
-            return sender.subscribe();
+    /// What changes from now on; starts the task if it does not run. Returns once
+    /// the task has looked: a change before that is in the present alone, so
+    /// whoever reads the present afterwards misses none.
+    async fn subscribe(app: &Arc<App>) -> Result<broadcast::Receiver<Arc<ChangeEvent>>, Failure> {
+        let (receiver, mut looked) = {
+            let mut open = app.changes.open.lock().unwrap_or_else(PoisonError::into_inner);
+            let open = open.get_or_insert_with(|| {
+                let (sender, _) = broadcast::channel(BUFFER);
+                let (look, looked) = watch::channel(false);
+                tokio::spawn(follow(app.clone(), sender.clone(), look));
+                Open { sender, looked }
+            });
+            (open.sender.subscribe(), open.looked.clone())
+        };
+        // The task ends without a look only if the state cannot be read.
+        match looked.wait_for(|looked| *looked).await {
+            Ok(_) => Ok(receiver),
+            Err(_) => Err(Failure::new(StatusCode::SERVICE_UNAVAILABLE, "noChanges", "the state cannot be watched")
+                .help("try again in a moment; the control plane's log may say more")),
         }
-        let (new, receiver) = broadcast::channel(BUFFER);
-        tokio::spawn(watch(app.clone(), new.clone()));
-        *sender = Some(new);
-        receiver
     }
 
     /// Ends the task if nobody listens any more.
     fn idle(&self) -> bool {
-        let mut sender = self.sender.lock().unwrap_or_else(PoisonError::into_inner);
-        let idle = sender.as_ref().is_none_or(|s| s.receiver_count() == 0);
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let idle = open.as_ref().is_none_or(|o| o.sender.receiver_count() == 0);
         if idle {
-            *sender = None;
+            *open = None;
         }
         idle
     }
 }
 
-async fn watch(app: Arc<App>, sender: broadcast::Sender<Arc<ChangeEvent>>) {
+async fn follow(app: Arc<App>, sender: broadcast::Sender<Arc<ChangeEvent>>, looked: watch::Sender<bool>) {
     let mut engine = app.parts.engine.changed();
     let mut known = Known::default();
-    let mut first = true;
     loop {
         engine.borrow_and_update();
         let state = app.clone();
         match blocking(move || changes(&state, known)).await {
             Ok((now, events)) => {
                 known = now;
-                // Whoever listens has read the present already.
-                if !first {
+                // Whoever listens reads what the first look found as the present.
+                if looked.send_replace(true) {
                     for event in events {
                         // Nobody listens: that is found out below.
                         let _ = sender.send(Arc::new(event));
@@ -191,7 +208,6 @@ async fn watch(app: Arc<App>, sender: broadcast::Sender<Arc<ChangeEvent>>) {
             }
             Err(_) => break,
         }
-        first = false;
         tokio::select! {
             changed = engine.changed() => if changed.is_err() { break },
             () = app.stopped() => break,
@@ -202,13 +218,13 @@ async fn watch(app: Arc<App>, sender: broadcast::Sender<Arc<ChangeEvent>>) {
         }
     }
     // The streams end with the last sender.
-    *app.changes.sender.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    *app.changes.open.lock().unwrap_or_else(PoisonError::into_inner) = None;
 }
 
 pub(crate) async fn events(State(app): State<Arc<App>>) -> Result<Response, Failure> {
     let (sender, receiver) = mpsc::channel(1);
     // First the changes, then the present: what happens in between is then told twice and not lost.
-    let mut changes = Hub::subscribe(&app);
+    let mut changes = Hub::subscribe(&app).await?;
     let state = app.clone();
     let present = blocking(move || {
         let look = state.view(|view| look(view, Known::default()))?;
@@ -236,4 +252,26 @@ pub(crate) async fn events(State(app): State<Arc<App>>) -> Result<Response, Fail
         }
     });
     Ok(sse(receiver))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tests::support::World;
+    use aviflow_engine::ports::Observation;
+
+    #[tokio::test]
+    async fn whatever_changes_once_one_is_subscribed_is_told() {
+        let world = World::new();
+        world.until(|view| view.snapshot.nodes.len() == 2).await;
+        let app = &world.server.app;
+        let mut changes = Hub::subscribe(app).await.ok().unwrap();
+        // Before anything else gets a turn on this thread.
+        let seen = Observation::NodeSeen { name: "late".into(), pool: "main".into(), gpu_type: "H100".into(), gpus: 8 };
+        world.handle.observe(seen, None);
+        world.handle.read(|view| assert_eq!(view.snapshot.nodes.len(), 3)).unwrap();
+        let event = changes.recv().await.unwrap();
+        let ChangeEvent::Node { node } = &*event else { panic!("{event:?}") };
+        assert_eq!(node.name, "late");
+    }
 }

@@ -25,7 +25,8 @@ pub(crate) async fn head(
     check_name(&hash)?;
     blocking(move || {
         let objects = &app.parts.objects;
-        if !objects.has(&hash) {
+        // Whoever asks is about to submit what refers to it.
+        if !objects.touch(&hash).map_err(|e| Failure::io("the object cannot be kept", &e))? {
             return Err(Failure::not_found("noSuchObject", format!("there is no object {hash}")));
         }
         let bytes = objects.size(&hash).map_err(|e| Failure::io("the object cannot be read", &e))?;

@@ -17,7 +17,7 @@ use aviflow_api::diagnostic::Diagnostic;
 use aviflow_api::environment::{self, Description};
 use aviflow_api::file::check_spec;
 use aviflow_api::rest::{JobDetail, PlanAnswer, Submit};
-use aviflow_api::spec::{JobSpec, Provenance, ResolvedEnvironment};
+use aviflow_api::spec::{JobSpec, Provenance};
 use aviflow_core::explain::NodeNames;
 use aviflow_core::model::{Counters, EnvironmentHash, EnvironmentState, Job, JobId, JobKey, Phase, Request, Snapshot};
 use aviflow_core::schedule::{Decision, Memo, plan};
@@ -26,6 +26,7 @@ use aviflow_engine::engine::{Answer, Refusal, Submission, refusal};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
+use std::io;
 use std::sync::Arc;
 
 pub(crate) async fn submit(
@@ -38,10 +39,11 @@ pub(crate) async fn submit(
         // Said before anything is uploaded; the engine decides it again.
         let request = submission.request.clone();
         app.view(move |view| possible(view.snapshot, &request))??;
-        let missing = missing(&app, &submission.provenance);
+        let missing = missing(&app, &submission.provenance)?;
         if !missing.is_empty() {
             return Err(Failure::missing(missing));
         }
+        check_hash(&app, &submission.provenance)?;
         match app.parts.engine.submit(submission)? {
             Answer::Submitted(record) => Ok((StatusCode::CREATED, Json(jobs::detail(&app, record.id)?))),
             Answer::Refused(refusal) => Err(refusal.into()),
@@ -51,7 +53,7 @@ pub(crate) async fn submit(
     .await
 }
 
-/// The submission as the engine takes it.
+/// The submission as the engine takes it; what depends on objects is not checked.
 fn checked(app: &App, submit: Submit, user: String) -> Result<Submission, Failure> {
     let Submit { spec, provenance } = submit;
     let spec = match &provenance.rerun_of {
@@ -72,7 +74,7 @@ fn checked(app: &App, submit: Submit, user: String) -> Result<Submission, Failur
             None => failure,
         });
     }
-    check_provenance(app, &spec, &provenance)?;
+    check_provenance(&spec, &provenance)?;
     let request = to_request(&spec, &app.parts.defaults.priorities);
     Ok(Submission { namespace: NAMESPACE.to_owned(), user, spec, provenance, request })
 }
@@ -84,7 +86,7 @@ fn repeated(app: &App, spec: JobSpec, name: &str, user: &str) -> Result<JobSpec,
     restored(spec, &record.spec, record.user == user)
 }
 
-fn check_provenance(app: &App, spec: &JobSpec, provenance: &Provenance) -> Result<(), Failure> {
+fn check_provenance(spec: &JobSpec, provenance: &Provenance) -> Result<(), Failure> {
     let unresolved = |what: &str| {
         Failure::refused(
             "unresolved",
@@ -111,21 +113,22 @@ fn check_provenance(app: &App, spec: &JobSpec, provenance: &Provenance) -> Resul
                 );
                 return Err(Failure::refused("environmentMismatch", message).help("submit the document again"));
             }
-            check_hash(app, resolved)
+            Ok(())
         }
-        (None, Some(resolved)) => check_hash(app, resolved),
-        (None, None) => Ok(()),
+        (None, _) => Ok(()),
     }
 }
 
 /// The cache is shared by all users and found by the hash: a wrong one would poison it.
-fn check_hash(app: &App, resolved: &ResolvedEnvironment) -> Result<(), Failure> {
+/// Every lock must be there.
+fn check_hash(app: &App, provenance: &Provenance) -> Result<(), Failure> {
+    let Some(resolved) = &provenance.environment else { return Ok(()) };
     let mut locks = Vec::new();
     for hash in &resolved.locks {
-        if !app.parts.objects.has(hash) {
-            return Ok(());
-        }
-        locks.push(app.parts.objects.read(hash).map_err(|e| Failure::io("a lock cannot be read", &e))?);
+        locks.push(app.parts.objects.read(hash).map_err(|e| match e.kind() {
+            io::ErrorKind::NotFound => Failure::missing(vec![hash.clone()]),
+            _ => Failure::io("a lock cannot be read", &e),
+        })?);
     }
     let description = Description {
         name: resolved.name.clone(),
@@ -149,14 +152,21 @@ fn check_hash(app: &App, resolved: &ResolvedEnvironment) -> Result<(), Failure> 
         .help("update the client to the server's version and submit again"))
 }
 
-/// Objects that the submission refers to and that are not here.
-fn missing(app: &App, provenance: &Provenance) -> Vec<String> {
+/// Objects that the submission refers to and that are not here. Those that are here
+/// become young, so that they stay until the job that refers to them is durable.
+fn missing(app: &App, provenance: &Provenance) -> Result<Vec<String>, Failure> {
     let code = provenance.code.iter().map(|c| &c.sha256);
     let locks = provenance.environment.iter().flat_map(|e| &e.locks);
-    let mut missing: Vec<String> = code.chain(locks).filter(|hash| !app.parts.objects.has(hash)).cloned().collect();
+    let mut missing = Vec::new();
+    for hash in code.chain(locks) {
+        let there = app.parts.objects.touch(hash);
+        if !there.map_err(|e| Failure::io("an object cannot be kept", &e))? {
+            missing.push(hash.clone());
+        }
+    }
     missing.sort_unstable();
     missing.dedup();
-    missing
+    Ok(missing)
 }
 
 pub(crate) fn is_sha256(text: &str) -> bool {
@@ -171,6 +181,9 @@ pub(crate) async fn what_if(
     blocking(move || {
         let submission = checked(&app, submit, user)?;
         // Objects may be missing: nothing is run, so nothing has to be uploaded.
+        if missing(&app, &submission.provenance)?.is_empty() {
+            check_hash(&app, &submission.provenance)?;
+        }
         answer(&app, submission).map(Json)
     })
     .await
@@ -249,4 +262,36 @@ fn free_name(app: &App, name: &str) -> Result<String, Failure> {
         key.name = format!("{name}-{suffix}");
     }
     Ok(key.name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tests::support::{LOCK, World, minimal, sha256};
+    use std::fs::File;
+    use std::time::{Duration, SystemTime};
+
+    #[tokio::test]
+    async fn a_lock_that_is_missing_when_the_hash_is_checked_is_no_lock_that_fits() {
+        let world = World::new();
+        let provenance = Provenance { environment: Some(minimal()), ..Provenance::default() };
+        let failure = check_hash(&world.server.app, &provenance).unwrap_err();
+        assert_eq!((failure.status, failure.error.code.as_str()), (StatusCode::CONFLICT, "missingObjects"));
+        world.objects.put(LOCK.as_bytes()).unwrap();
+        check_hash(&world.server.app, &provenance).unwrap();
+    }
+
+    #[tokio::test]
+    async fn what_a_submission_refers_to_stays_until_it_is_durable() {
+        let world = World::new();
+        let provenance = Provenance { environment: Some(minimal()), ..Provenance::default() };
+        world.objects.put(LOCK.as_bytes()).unwrap();
+        let hash = sha256(LOCK.as_bytes());
+        let file = world.folder.path().join("objects/sha256").join(&hash[..2]).join(&hash[2..]);
+        let hour_ago = SystemTime::now() - Duration::from_secs(3600);
+        File::open(file).unwrap().set_modified(hour_ago).unwrap();
+        assert_eq!(missing(&world.server.app, &provenance).unwrap(), Vec::<String>::new());
+        let collected = world.objects.collect(&[].into(), hour_ago + Duration::from_secs(60)).unwrap();
+        assert_eq!(collected.files, 0);
+    }
 }

@@ -3,8 +3,8 @@
 //! Invariants:
 //! - an object is whole or absent, whatever happens while it is written;
 //! - nothing is read without being checked: damage is an error, never content;
-//! - storing an object again makes it young again, so that a collection which
-//!   began before the submission that needs it leaves it alone.
+//! - storing an object again, or touching it, makes it young again, so that a
+//!   collection which began before the submission that needs it leaves it alone.
 
 use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;
@@ -13,6 +13,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::SystemTime;
 
 /// How much is copied at once.
@@ -23,6 +24,9 @@ const BLOCK: usize = 64 << 10;
 pub struct Objects {
     root: PathBuf,
     temp: AtomicU64,
+    /// Held where an object becomes young and where an old one goes, so that
+    /// none goes which has just become young.
+    ages: Mutex<()>,
 }
 
 /// What a collection took away.
@@ -43,7 +47,7 @@ impl Objects {
         let root = folder.join("objects").join("sha256");
         make_folder(&root)?;
         make_folder(&root.join("tmp"))?;
-        Ok(Objects { root, temp: AtomicU64::new(0) })
+        Ok(Objects { root, temp: AtomicU64::new(0), ages: Mutex::default() })
     }
 
     /// Stores what `from` yields; returns its hash and its bytes.
@@ -89,6 +93,22 @@ impl Objects {
         self.path(hash).is_ok_and(|p| p.is_file())
     }
 
+    /// Makes an object young again, as storing it would; says whether it is there.
+    /// Whoever is about to refer to it asks with this, and no collection takes it
+    /// before that is durable.
+    ///
+    /// # Errors
+    /// If there is one and its age cannot be set.
+    pub fn touch(&self, hash: &str) -> io::Result<bool> {
+        let path = self.path(hash)?;
+        let _ages = self.ages.lock().unwrap_or_else(PoisonError::into_inner);
+        match File::open(path) {
+            Ok(file) => file.set_modified(SystemTime::now()).map(|()| true),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(e) => Err(e),
+        }
+    }
+
     /// Bytes of an object.
     ///
     /// # Errors
@@ -109,6 +129,7 @@ impl Objects {
             for file in fs::read_dir(folder.path())? {
                 let file = file?;
                 let hash = format!("{}{}", first.to_string_lossy(), file.file_name().to_string_lossy());
+                let _ages = self.ages.lock().unwrap_or_else(PoisonError::into_inner);
                 let meta = file.metadata()?;
                 if live.contains(&hash) || meta.modified()? >= older_than {
                     continue;
@@ -146,7 +167,10 @@ impl Objects {
             let folder = path.parent().unwrap_or(&self.root);
             make_folder(folder)?;
             // Over an equal object: that replaces a damaged one, and makes it young again.
-            fs::rename(&temp, &path)?;
+            {
+                let _ages = self.ages.lock().unwrap_or_else(PoisonError::into_inner);
+                fs::rename(&temp, &path)?;
+            }
             File::open(folder)?.sync_all()?;
             Ok((hash, bytes))
         })();
@@ -347,5 +371,21 @@ mod tests {
         objects.put(&b"young"[..]).unwrap();
         assert_eq!(objects.collect(&BTreeSet::from([live]), hour_ago).unwrap(), Collected::default());
         assert_eq!(objects.disk_usage().unwrap(), 9);
+    }
+
+    #[test]
+    fn an_object_that_is_touched_is_young_again() {
+        let (_folder, objects) = objects();
+        assert!(!objects.touch(EMPTY).unwrap());
+        let (hash, _) = objects.put(&b"wanted"[..]).unwrap();
+        let hour_ago = SystemTime::now() - Duration::from_secs(3600);
+        let old = || File::open(objects.path(&hash).unwrap()).unwrap().set_modified(hour_ago).unwrap();
+        let later = hour_ago + Duration::from_secs(60);
+        old();
+        assert!(objects.touch(&hash).unwrap());
+        assert_eq!(objects.collect(&BTreeSet::new(), later).unwrap().files, 0);
+        old();
+        assert_eq!(objects.collect(&BTreeSet::new(), later).unwrap().files, 1);
+        assert!(!objects.touch(&hash).unwrap());
     }
 }

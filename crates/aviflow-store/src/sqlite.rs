@@ -27,7 +27,7 @@ mod kill_tests;
 mod tests;
 
 pub use backup::restore;
-pub use keep::{Keeper, Retained};
+pub use keep::Keeper;
 pub use read::{Filter, Kept, MomentRow, Reader, Which};
 pub use usage::{By, Usage, UsageRow};
 

@@ -152,7 +152,13 @@ impl Plane {
             reader: reader.clone(),
             objects: objects.clone(),
             telemetry: telemetry.clone(),
-            local: local.clone(),
+            folder: Box::new({
+                let local = local.clone();
+                move |job| {
+                    let volumes = local.volumes(job);
+                    volumes.parent().unwrap_or(&volumes).to_owned()
+                }
+            }),
         }
         .start()?;
 

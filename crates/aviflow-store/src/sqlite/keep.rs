@@ -12,17 +12,6 @@ use std::path::Path;
 /// Jobs that one transaction deletes, so that no commit waits long for it.
 const CHUNK: i64 = 200;
 
-/// What [`Keeper::retain`] deleted.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Retained {
-    /// The jobs; their logs and series may go too.
-    pub jobs: Vec<JobId>,
-    /// Rows of the journal.
-    pub journal: u64,
-    /// Whether more is left to delete: call again.
-    pub more: bool,
-}
-
 /// Deletes what is old, on a connection of its own, while the engine has the store.
 ///
 /// It needs no term: it touches only what ended and can never change again, so
@@ -37,36 +26,46 @@ impl Keeper {
         Ok(Keeper { conn: schema::open_writer(path)? })
     }
 
-    /// Deletes jobs that ended before `before` with their moments, and journal
-    /// rows of before `journal_before`. Ledger entries stay: the account
-    /// outlives the jobs. One call is one short transaction; call again while
-    /// [`Retained::more`] says so.
+    /// Jobs that ended before `before`, a few at a time: those after `after`, by
+    /// number. Nothing is deleted: what else is kept of them goes first, as
+    /// nobody could find it without them.
+    ///
+    /// # Errors
+    /// If the store cannot be read.
+    pub fn ended_before(&self, before: Time, after: Option<JobId>) -> Result<Vec<JobId>, StoreError> {
+        let text = "SELECT id FROM jobs WHERE ended IS NOT NULL AND ended < ?1 AND id > ?2 ORDER BY id LIMIT ?3";
+        let mut query = self.conn.prepare_cached(text).map_err(sql)?;
+        let after = after.map_or(-1, |job| int(job.0));
+        let ids = query.query_map([before.0, after, CHUNK], |r| r.get::<_, i64>(0)).map_err(sql)?;
+        ids.map(|id| Ok(JobId(uint(id.map_err(sql)?)))).collect()
+    }
+
+    /// Deletes jobs that have ended, with their moments. Ledger entries stay: the
+    /// account outlives the jobs. One call is one transaction.
     ///
     /// # Errors
     /// If the store cannot be written.
-    pub fn retain(&mut self, before: Time, journal_before: Time) -> Result<Retained, StoreError> {
+    pub fn forget(&mut self, jobs: &[JobId]) -> Result<(), StoreError> {
         let tx = self.conn.transaction_with_behavior(TransactionBehavior::Immediate).map_err(sql)?;
-        let mut retained = Retained::default();
-        {
-            let text = "SELECT id FROM jobs WHERE ended IS NOT NULL AND ended < ?1 ORDER BY ended, id LIMIT ?2";
-            let mut query = tx.prepare_cached(text).map_err(sql)?;
-            let ids = query.query_map([before.0, CHUNK + 1], |r| r.get::<_, i64>(0)).map_err(sql)?;
-            for id in ids {
-                retained.jobs.push(JobId(uint(id.map_err(sql)?)));
-            }
+        for job in jobs {
+            let text = "DELETE FROM moments WHERE job = (SELECT id FROM jobs WHERE id = ?1 AND ended IS NOT NULL)";
+            execute(&tx, text, [int(job.0)])?;
+            execute(&tx, "DELETE FROM jobs WHERE id = ?1 AND ended IS NOT NULL", [int(job.0)])?;
         }
-        let limit = usize::try_from(CHUNK).unwrap_or(usize::MAX);
-        retained.more = retained.jobs.len() > limit;
-        retained.jobs.truncate(limit);
-        for job in &retained.jobs {
-            execute(&tx, "DELETE FROM moments WHERE job = ?1", [int(job.0)])?;
-            execute(&tx, "DELETE FROM jobs WHERE id = ?1", [int(job.0)])?;
-        }
+        tx.commit().map_err(sql)
+    }
+
+    /// Deletes journal rows of before `before`; returns how many.
+    ///
+    /// # Errors
+    /// If the store cannot be written.
+    pub fn trim_journal(&mut self, before: Time) -> Result<u64, StoreError> {
+        let tx = self.conn.transaction_with_behavior(TransactionBehavior::Immediate).map_err(sql)?;
         // Times grow with row numbers, so the rows to go are the lowest ones.
         let text = "DELETE FROM journal WHERE id < coalesce(
                         (SELECT id FROM journal WHERE at >= ?1 ORDER BY id LIMIT 1), 9223372036854775807)";
-        retained.journal = execute(&tx, text, [journal_before.0])? as u64;
+        let rows = execute(&tx, text, [before.0])? as u64;
         tx.commit().map_err(sql)?;
-        Ok(retained)
+        Ok(rows)
     }
 }

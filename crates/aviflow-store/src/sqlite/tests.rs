@@ -212,17 +212,23 @@ fn retention_takes_jobs_with_their_moments_and_leaves_the_account() {
         world.all.iter().filter(|(_, (_, _, e))| e.is_some_and(|e| e < before)).map(|(id, _)| *id).collect();
     assert!(!gone.is_empty());
     let time: Vec<_> = gone.iter().map(|id| reader.job_time(*id).unwrap()).collect();
-    let retained = store.keeper().unwrap().retain(before, before).unwrap();
-    let mut sorted = retained.jobs.clone();
-    sorted.sort();
-    assert_eq!((sorted, retained.more), (gone.clone(), false));
+    let mut keeper = store.keeper().unwrap();
+    assert_eq!(keeper.ended_before(before, None).unwrap(), gone);
+    assert_eq!(keeper.ended_before(before, Some(gone[0])).unwrap(), gone[1..]);
+    // One that is live stays, whoever asks.
+    let live: Vec<JobId> = world.model.snapshot.jobs.keys().copied().collect();
+    let moments = |id: &JobId| reader.moments(*id, 0, 9).unwrap();
+    let told: Vec<_> = live.iter().map(moments).collect();
+    keeper.forget(&[&gone[..], &live].concat()).unwrap();
+    assert_eq!(live.iter().map(moments).collect::<Vec<_>>(), told);
+    assert_eq!(keeper.ended_before(before, None).unwrap(), []);
     for (id, time) in gone.iter().zip(time) {
         assert_eq!(reader.job(*id).unwrap(), None);
         assert_eq!(reader.moments(*id, 0, 9).unwrap(), []);
         assert_eq!(reader.job_time(*id).unwrap(), time);
     }
+    assert!(keeper.trim_journal(before).unwrap() > 0);
     assert!(reader.journal(0, 1_000).unwrap().iter().all(|(_, at, _)| *at >= before));
-    assert!(retained.journal > 0);
     // What is live is untouched, and numbers go on.
     let mut again = World::new(store.acquire().unwrap());
     assert_eq!(again.model.snapshot, world.model.snapshot);

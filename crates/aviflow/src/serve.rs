@@ -133,7 +133,11 @@ impl Plane {
 
         let starter = Starter::default();
         let handle = starter.handle();
-        let report = move |observation, durable| handle.observe(observation, durable);
+        let builds = telemetry.clone();
+        let report = move |observation, durable| {
+            forget_build(&builds, &observation);
+            handle.observe(observation, durable);
+        };
         let config = config(home, pool, objects.clone())?;
         let nodes: BTreeSet<String> = config.nodes.iter().map(|n| n.name.clone()).collect();
         let cluster = LocalCluster::start(config, telemetry.clone(), report, runtime.handle().clone())
@@ -260,6 +264,13 @@ fn config(home: &Home, pool: &PoolFile, objects: Arc<Objects>) -> Result<LocalCo
     Ok(config)
 }
 
+/// How far a build is ends to be news with the build.
+fn forget_build(telemetry: &FileTelemetry, observation: &Observation) {
+    if let Observation::EnvironmentReady { hash } | Observation::EnvironmentFailed { hash, .. } = observation {
+        telemetry.forget_build(&hash.0);
+    }
+}
+
 /// Nodes that the store knows and the pool no longer has are gone, and no part
 /// of its capacity any more.
 fn forget_nodes(engine: &Handle, configured: BTreeSet<String>) -> Result<()> {
@@ -292,4 +303,27 @@ fn left_behind(engine: &Handle) -> (Vec<String>, u32) {
     });
     // An engine that has ended knows nothing any more.
     read.unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use aviflow_core::model::EnvironmentHash;
+    use aviflow_engine::telemetry::{BuildProgress, Telemetry};
+
+    #[test]
+    fn a_build_that_is_over_is_no_longer_told() {
+        let folder = tempfile::TempDir::new().unwrap();
+        let telemetry = FileTelemetry::open(folder.path()).unwrap();
+        for hash in ["a", "b"] {
+            let (name, step) = ("jax-cpu@1".to_owned(), "collecting jax".to_owned());
+            telemetry.build(BuildProgress { hash: hash.to_owned(), name, step, done: 1, total: 6 });
+        }
+        let hash = |hash: &str| EnvironmentHash(hash.to_owned());
+        forget_build(&telemetry, &Observation::NodeGone { name: "b".into() });
+        forget_build(&telemetry, &Observation::EnvironmentReady { hash: hash("a") });
+        assert_eq!(telemetry.builds().iter().map(|b| b.hash.as_str()).collect::<Vec<_>>(), ["b"]);
+        forget_build(&telemetry, &Observation::EnvironmentFailed { hash: hash("b"), reason: "no network".into() });
+        assert_eq!(telemetry.builds(), []);
+    }
 }

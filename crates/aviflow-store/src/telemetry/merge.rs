@@ -18,8 +18,10 @@ use std::sync::Arc;
 const BUFFERS: usize = 8 << 20;
 /// A block's bounds.
 const BLOCKS: (usize, usize) = (4 << 10, 64 << 10);
-/// Lines of one batch of a follower.
+/// Lines of one batch of a follower,
 const BATCH: usize = 10_000;
+/// and bytes of their text, but for its last line.
+const BATCH_TEXT: usize = 1 << 20;
 
 /// Which lines. What is not set does not restrict.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -58,31 +60,22 @@ impl Query {
 
 /// Lines in order.
 #[derive(Debug)]
-pub struct LogLines(Inner);
-
-#[derive(Debug)]
-enum Inner {
-    Forward(Merge),
-    Tail(std::vec::IntoIter<LogLine>),
-}
+pub struct LogLines(Merge);
 
 impl Iterator for LogLines {
     type Item = io::Result<LogLine>;
 
     fn next(&mut self) -> Option<io::Result<LogLine>> {
-        match &mut self.0 {
-            Inner::Forward(merge) => merge.next().transpose(),
-            Inner::Tail(lines) => lines.next().map(Ok),
-        }
+        self.0.next().transpose()
     }
 }
 
 pub(super) fn read(logs: &Logs, job: JobId, query: &Query) -> io::Result<LogLines> {
-    let spans = spans(logs, job, query, &BTreeMap::new())?;
-    Ok(LogLines(match query.tail {
-        Some(n) => Inner::Tail(tail(spans, query, n)?.into_iter()),
-        None => Inner::Forward(Merge::new(spans, query.clone())),
-    }))
+    let mut spans = spans(logs, job, query, &BTreeMap::new())?;
+    if let Some(n) = query.tail {
+        tail(&mut spans, query, n)?;
+    }
+    Ok(LogLines(Merge::new(spans, query.clone())))
 }
 
 /// Gives lines as they come. Every line comes once, in batches that are each in order.
@@ -93,17 +86,15 @@ pub struct LogFollower {
     query: Query,
     /// How far each worker of each attempt was read.
     positions: BTreeMap<(u32, u32), u64>,
-    /// The last lines of what was there at the beginning.
-    first: Vec<LogLine>,
 }
 
 impl LogFollower {
     pub(super) fn new(logs: Arc<Logs>, job: JobId, query: Query) -> io::Result<LogFollower> {
-        let mut follower = LogFollower { logs, job, query, positions: BTreeMap::new(), first: Vec::new() };
+        let mut follower = LogFollower { logs, job, query, positions: BTreeMap::new() };
         if let Some(n) = follower.query.tail.take() {
-            let spans = spans(&follower.logs, job, &follower.query, &follower.positions)?;
-            follower.positions = spans.iter().map(|s| ((s.attempt, s.worker), s.end)).collect();
-            follower.first = tail(spans, &follower.query, n)?;
+            let mut spans = spans(&follower.logs, job, &follower.query, &follower.positions)?;
+            tail(&mut spans, &follower.query, n)?;
+            follower.positions = spans.iter().map(|s| ((s.attempt, s.worker), s.start)).collect();
         }
         Ok(follower)
     }
@@ -114,17 +105,13 @@ impl LogFollower {
     /// # Errors
     /// If a log cannot be read; the next call goes on at the same place.
     pub fn next_batch(&mut self) -> io::Result<Vec<LogLine>> {
-        if !self.first.is_empty() {
-            return Ok(std::mem::take(&mut self.first));
-        }
         let spans = spans(&self.logs, self.job, &self.query, &self.positions)?;
         let mut merge = Merge::new(spans, self.query.clone());
-        let mut batch = Vec::new();
-        while batch.len() < BATCH {
-            match merge.next()? {
-                Some(line) => batch.push(line),
-                None => break,
-            }
+        let (mut batch, mut text) = (Vec::new(), 0);
+        while batch.len() < BATCH && text < BATCH_TEXT {
+            let Some(line) = merge.next()? else { break };
+            text += line.text.len();
+            batch.push(line);
         }
         self.positions.extend(merge.positions());
         Ok(batch)
@@ -242,6 +229,11 @@ struct Backward {
 }
 
 impl Backward {
+    /// Where the line that was given last starts.
+    fn position(&self) -> u64 {
+        self.read + self.buffer.len() as u64
+    }
+
     fn next(&mut self) -> io::Result<Option<String>> {
         // Bytes at the buffer's end in which no newline was found.
         let mut searched = 1;
@@ -359,42 +351,40 @@ impl Source {
     }
 }
 
-/// The last `n` lines that are wanted, read from the end.
-fn tail(mut spans: Vec<Span>, query: &Query, n: usize) -> io::Result<Vec<LogLine>> {
-    let mut out = Vec::new();
-    while out.len() < n
-        && let Some(attempt) = spans.last().map(|s| s.attempt)
-    {
-        let first = spans.iter().position(|s| s.attempt == attempt).unwrap_or(0);
-        let block = block_size(spans.len() - first);
-        let mut sources: Vec<(u32, Backward)> = spans
-            .drain(first..)
-            .map(|s| (s.worker, Backward { path: s.path, start: s.start, read: s.end, block, buffer: Vec::new() }))
+/// Moves the starts of spans to where their share of the last `n` lines that are
+/// wanted begins. Looks from the end, and keeps of each source one line's time.
+fn tail(spans: &mut [Span], query: &Query, n: usize) -> io::Result<()> {
+    let mut left = n;
+    for spans in spans.chunk_by_mut(|a, b| a.attempt == b.attempt).rev() {
+        let block = block_size(spans.len());
+        let mut sources: Vec<Backward> = spans
+            .iter()
+            .map(|s| Backward { path: s.path.clone(), start: s.start, read: s.end, block, buffer: Vec::new() })
             .collect();
-        let advance = |(worker, lines): &mut (u32, Backward)| -> io::Result<Option<LogLine>> {
+        spans.iter_mut().for_each(|s| s.start = s.end);
+        if left == 0 {
+            continue;
+        }
+        let advance = |span: &Span, lines: &mut Backward| -> io::Result<Option<(Time, u64)>> {
             while let Some(text) = lines.next()? {
-                let line = LogLine::parse(attempt, *worker, &text, Time(0));
+                let line = LogLine::parse(span.attempt, span.worker, &text, Time(0));
                 if query.takes(&line) {
-                    return Ok(Some(line));
+                    return Ok(Some((line.at, lines.position())));
                 }
             }
             Ok(None)
         };
-        let mut heads: Vec<Option<LogLine>> = Vec::new();
         let mut order = BinaryHeap::new();
         for (i, source) in sources.iter_mut().enumerate() {
-            let head = advance(source)?;
-            order.extend(head.as_ref().map(|line| (line.at, i)));
-            heads.push(head);
+            order.extend(advance(&spans[i], source)?.map(|(at, position)| (at, i, position)));
         }
-        while out.len() < n
-            && let Some((_, i)) = order.pop()
+        while left > 0
+            && let Some((_, i, position)) = order.pop()
         {
-            out.extend(heads[i].take());
-            heads[i] = advance(&mut sources[i])?;
-            order.extend(heads[i].as_ref().map(|line| (line.at, i)));
+            spans[i].start = position;
+            left -= 1;
+            order.extend(advance(&spans[i], &mut sources[i])?.map(|(at, position)| (at, i, position)));
         }
     }
-    out.reverse();
-    Ok(out)
+    Ok(())
 }

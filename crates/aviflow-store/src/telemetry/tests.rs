@@ -218,8 +218,30 @@ fn a_follower_goes_on_across_attempts_and_restarts_of_a_batch() {
     assert_eq!(texts(follower.next_batch().unwrap()), ["a", "b"]);
     let mut late = t.follow_logs(JOB, Query { tail: Some(1), ..Query::default() }).unwrap();
     t.log_append(key(2, 0), 12, "30002 0 o c\n").unwrap();
-    assert_eq!(texts(late.next_batch().unwrap()), ["b"]);
-    assert_eq!(texts(late.next_batch().unwrap()), ["c"]);
+    assert_eq!(texts(late.next_batch().unwrap()), ["b", "c"]);
+    t.log_append(key(2, 0), 24, "30003 0 o d\n").unwrap();
+    assert_eq!(texts(late.next_batch().unwrap()), ["d"]);
+}
+
+#[test]
+fn a_batch_is_bounded_by_its_text_also_where_the_last_lines_are_asked_for() {
+    let (_folder, t) = open();
+    let text: String = (0..60).map(|i| format!("{i} 0 o {}\n", "x".repeat(100_000))).collect();
+    t.log_append(key(1, 0), 0, &text).unwrap();
+    for (tail, lines) in [(None, 60), (Some(50), 50)] {
+        let mut follower = t.follow_logs(JOB, Query { tail, ..Query::default() }).unwrap();
+        let mut batches = Vec::new();
+        loop {
+            let batch = follower.next_batch().unwrap();
+            if batch.is_empty() {
+                break;
+            }
+            assert!(batch.iter().map(|l| l.text.len()).sum::<usize>() <= (1 << 20) + 100_000);
+            batches.push(batch);
+        }
+        let at: Vec<i64> = batches.concat().iter().map(|l| l.at.0).collect();
+        assert_eq!(at, (60 - lines..60).collect::<Vec<_>>());
+    }
 }
 
 #[test]

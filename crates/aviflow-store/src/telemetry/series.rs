@@ -77,6 +77,7 @@ enum Message {
 
 #[derive(Debug, Default)]
 struct Shared {
+    /// The last word on each job, by [`supersedes`].
     latest: Mutex<HashMap<JobId, Point>>,
     /// Drops that no file counts yet.
     dropped: Mutex<BTreeMap<JobId, u64>>,
@@ -132,7 +133,12 @@ impl Writer {
 
     pub(super) fn push(&self, job: JobId, point: Point) {
         let point = finite(point);
-        lock(&self.shared.latest).insert(job, point.clone());
+        {
+            let mut latest = lock(&self.shared.latest);
+            if latest.get(&job).is_none_or(|before| supersedes(&point, before)) {
+                latest.insert(job, point.clone());
+            }
+        }
         let sent = self.queue.as_ref().is_some_and(|q| q.try_send(Message::Point(job, point)).is_ok());
         if !sent {
             self.shared.drop_points(job, 1);
@@ -157,8 +163,9 @@ impl Writer {
             return Ok(Some(point.clone()));
         }
         // From a process before this one.
-        let (mut points, _) = read(&path(&self.folder, job))?;
-        let latest = points.pop().map(|p| p.point);
+        let (points, _) = read(&path(&self.folder, job))?;
+        let points = points.into_iter().map(|p| p.point);
+        let latest = points.reduce(|before, point| if supersedes(&point, &before) { point } else { before });
         if let Some(point) = &latest {
             lock(&self.shared.latest).entry(job).or_insert_with(|| point.clone());
         }
@@ -179,6 +186,12 @@ impl Writer {
         self.queue.as_ref()?.send(message(answer)).ok()?;
         answered.recv().ok()
     }
+}
+
+/// Whether a point is the last word after `before`: ranks report the same steps, so
+/// one of them is enough, the lowest that reports in the latest attempt.
+fn supersedes(point: &Point, before: &Point) -> bool {
+    point.attempt > before.attempt || point.attempt == before.attempt && point.rank <= before.rank
 }
 
 /// JSON has no word for what is not finite, so that moves to `odd`.

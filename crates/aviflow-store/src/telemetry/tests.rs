@@ -271,6 +271,29 @@ fn builds_are_kept_by_hash() {
     assert_eq!(t.builds(), [progress("b", 3)]);
 }
 
+fn point(rank: u32, step: u64) -> Point {
+    let (values, odd) = Default::default();
+    Point { at: Time(1), attempt: 1, rank, step, total_steps: None, tokens: None, values, odd }
+}
+
+#[test]
+fn the_latest_point_is_that_of_the_lowest_rank_that_reports() {
+    let (folder, t) = open();
+    let step = |t: &FileTelemetry| t.latest(JOB).unwrap().map(|p| (p.attempt, p.rank, p.step));
+    for (rank, at, latest) in [(3, 1, (1, 3, 1)), (1, 1, (1, 1, 1)), (3, 2, (1, 1, 1)), (1, 2, (1, 1, 2))] {
+        t.progress(JOB, point(rank, at));
+        assert_eq!(step(&t), Some(latest));
+    }
+    t.progress(JOB, point(2, 9));
+    drop(t);
+    let t = FileTelemetry::open(folder.path()).unwrap();
+    assert_eq!(step(&t), Some((1, 1, 2)), "from the file");
+    // A new attempt may have other ranks; what the old one still ships is late.
+    t.progress(JOB, Point { attempt: 2, ..point(5, 3) });
+    t.progress(JOB, point(0, 4));
+    assert_eq!(step(&t), Some((2, 5, 3)));
+}
+
 #[test]
 fn a_removed_job_takes_its_files_with_it() {
     let (folder, t) = open();

@@ -50,35 +50,44 @@ pub(crate) fn sse<T: Serialize + Send + Sync + 'static>(receiver: mpsc::Receiver
     Sse::new(events).keep_alive(KeepAlive::new().interval(KEEP_ALIVE).text("")).into_response()
 }
 
-/// What wakes a stream. Marked before reading, so that nothing falls between.
+/// What wakes the stream of a job. Marked before reading, so that nothing falls between.
 pub(crate) struct Signals {
     engine: watch::Receiver<u64>,
     /// Waiting for the engine marks it as seen, so that is remembered until the next look.
     woken: bool,
-    telemetry: watch::Receiver<u64>,
+    output: watch::Receiver<u64>,
+    builds: watch::Receiver<u64>,
 }
 
 impl Signals {
-    pub(crate) fn new(app: &App) -> Signals {
-        Signals { engine: app.parts.engine.changed(), woken: true, telemetry: app.parts.telemetry.changed() }
+    pub(crate) fn new(app: &App, job: JobId) -> Signals {
+        Signals {
+            engine: app.parts.engine.changed(),
+            woken: true,
+            output: app.parts.telemetry.changed_of(job),
+            builds: app.parts.telemetry.builds_changed(),
+        }
     }
 
     /// What is there now is about to be read; says whether the engine committed since the last time.
     pub(crate) fn mark(&mut self) -> bool {
-        self.telemetry.borrow_and_update();
+        self.output.borrow_and_update();
+        self.builds.borrow_and_update();
         let committed = std::mem::take(&mut self.woken) | self.engine.has_changed().unwrap_or(true);
         self.engine.borrow_and_update();
         committed
     }
 
-    /// Waits for the next change; `false` if none can come any more.
-    pub(crate) async fn changed(&mut self) -> bool {
+    /// Waits for the next change, one of a build only if the job is `building`;
+    /// `false` if none can come any more.
+    pub(crate) async fn changed(&mut self, building: bool) -> bool {
         tokio::select! {
             changed = self.engine.changed() => {
                 self.woken = true;
                 changed.is_ok()
             }
-            changed = self.telemetry.changed() => changed.is_ok(),
+            changed = self.output.changed() => changed.is_ok(),
+            changed = self.builds.changed(), if building => changed.is_ok(),
         }
     }
 }
@@ -162,9 +171,7 @@ impl Told {
     /// for its environment, whose build is told by telemetry.
     fn step(&mut self, app: &App, committed: bool) -> Result<Vec<JobEvent>, Failure> {
         let mut events = Vec::new();
-        let verdict = self.job.as_ref().and_then(|j| j.verdict.as_ref());
-        let building = verdict.is_some_and(|v| matches!(v.constraint, Constraint::Environment { .. }));
-        if committed || building || self.job.is_none() {
+        if committed || self.building() || self.job.is_none() {
             self.job(app, &mut events)?;
         }
         let point = app.parts.telemetry.latest(self.id).map_err(|e| Failure::io("the series cannot be read", &e))?;
@@ -176,6 +183,12 @@ impl Told {
         }
         self.progress = point.or(self.progress.take());
         Ok(events)
+    }
+
+    /// Whether the job waits for its environment.
+    fn building(&self) -> bool {
+        let verdict = self.job.as_ref().and_then(|j| j.verdict.as_ref());
+        verdict.is_some_and(|v| matches!(v.constraint, Constraint::Environment { .. }))
     }
 
     fn job(&mut self, app: &App, events: &mut Vec<JobEvent>) -> Result<(), Failure> {
@@ -222,16 +235,16 @@ pub(crate) async fn events(
     Name(name): Name,
     Values(query): Values<EventsQuery>,
 ) -> Result<Response, Failure> {
-    let signals = Signals::new(&app);
     let state = app.clone();
-    let told = blocking(move || {
+    let (told, signals) = blocking(move || {
         let id = resolve(&state, &name, &user)?;
+        let signals = Signals::new(&state, id);
         let ranks = query.rank.as_deref().map(ranks).transpose()?;
         let lines = match query.logs {
             Some(false) => None,
             _ => Some(Lines::new(&state, id, Query { ranks, tail: query.tail, ..Query::default() })?),
         };
-        Ok(Told { id, lines, job: None, moment: 0, progress: None, exit_code: None })
+        Ok((Told { id, lines, job: None, moment: 0, progress: None, exit_code: None }, signals))
     })
     .await?;
     let (sender, receiver) = mpsc::channel(1);
@@ -287,7 +300,7 @@ async fn send(
             ending.ended(&app, told.id);
         }
         tokio::select! {
-            alive = signals.changed() => if !alive { return Ok(()) },
+            alive = signals.changed(told.building()) => if !alive { return Ok(()) },
             () = ending.wait() => {}
             () = sender.closed() => return Ok(()),
             () = app.stopped() => return Ok(()),

@@ -127,11 +127,11 @@ pub(crate) async fn logs(
 ) -> Result<Response, Failure> {
     let state = app.clone();
     let follow = query.follow == Some(true);
-    // Marked before the first line is read, so that nothing falls between.
-    let signals = Signals::new(&app);
-    let (job, lines) = blocking(move || {
+    let (job, signals, lines) = blocking(move || {
         let job = resolve(&state, &name, &user)?;
-        Ok((job, Lines::new(&state, job, query.lines(&state)?)?))
+        // Marked before the first line is read, so that nothing falls between.
+        let signals = Signals::new(&state, job);
+        Ok((job, signals, Lines::new(&state, job, query.lines(&state)?)?))
     })
     .await?;
     let (sender, receiver) = mpsc::channel(BATCHES);
@@ -179,7 +179,7 @@ async fn send(
         }
         ending.look(&app, job).await?;
         tokio::select! {
-            alive = signals.changed() => if !alive { return Ok(()) },
+            alive = signals.changed(false) => if !alive { return Ok(()) },
             () = ending.wait() => {}
             () = sender.closed() => return Ok(()),
             () = app.stopped() => return Ok(()),

@@ -4,7 +4,8 @@
 //! - a log holds whole lines, in the order in which its worker's agent sent
 //!   them; what is missing is said in a line of its own;
 //! - progress never waits for the disk; what had to be dropped is counted;
-//! - a reader sees every line once, across attempts too.
+//! - a reader sees every line once, across attempts too;
+//! - what comes for one job wakes only those who follow that job.
 //!
 //! Nothing here is flushed to the disk itself: a loss of power may take the last
 //! seconds of output, which then shows as a gap.
@@ -28,7 +29,7 @@ use std::fs::DirBuilder;
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 
 /// Keeps what agents ship in a folder.
@@ -38,7 +39,9 @@ pub struct FileTelemetry {
     logs: Arc<Logs>,
     series: series::Writer,
     builds: Mutex<BTreeMap<String, BuildProgress>>,
-    changed: watch::Sender<u64>,
+    builds_changed: watch::Sender<u64>,
+    /// Jobs that are followed now; those that nobody follows any more go.
+    followed: Mutex<BTreeMap<JobId, watch::Sender<u64>>>,
 }
 
 /// Bytes that telemetry takes on disk.
@@ -67,15 +70,24 @@ impl FileTelemetry {
             logs: Arc::new(Logs::new(logs)),
             series: series::Writer::start(series)?,
             builds: Mutex::default(),
-            changed: watch::Sender::new(0),
+            builds_changed: watch::Sender::new(0),
+            followed: Mutex::default(),
         })
     }
 
-    /// A number that grows with every line, point and build. Mark it as seen
+    /// A number that grows with every line and point of a job. Mark it as seen
     /// before you read, and nothing falls between.
     #[must_use]
-    pub fn changed(&self) -> watch::Receiver<u64> {
-        self.changed.subscribe()
+    pub fn changed_of(&self, job: JobId) -> watch::Receiver<u64> {
+        let mut followed = lock(&self.followed);
+        followed.retain(|_, sender| sender.receiver_count() > 0);
+        followed.entry(job).or_insert_with(|| watch::Sender::new(0)).subscribe()
+    }
+
+    /// The same for the builds, all together.
+    #[must_use]
+    pub fn builds_changed(&self) -> watch::Receiver<u64> {
+        self.builds_changed.subscribe()
     }
 
     /// Lines of a job that are kept now, attempt by attempt, by time over its workers.
@@ -102,7 +114,7 @@ impl FileTelemetry {
         self.series.points(job, after, max)
     }
 
-    /// The point of a job that came last.
+    /// The last point of a job: in its latest attempt, of the lowest rank that reports.
     ///
     /// # Errors
     /// If the series cannot be read.
@@ -119,13 +131,14 @@ impl FileTelemetry {
     /// Builds that were heard of, by hash.
     #[must_use]
     pub fn builds(&self) -> Vec<BuildProgress> {
-        self.builds.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+        lock(&self.builds).values().cloned().collect()
     }
 
     /// Forgets a build that is over.
     pub fn forget_build(&self, hash: &str) {
-        self.builds.lock().unwrap_or_else(PoisonError::into_inner).remove(hash);
-        self.bump();
+        if lock(&self.builds).remove(hash).is_some() {
+            self.builds_changed.send_modify(|n| *n += 1);
+        }
     }
 
     /// Removes the logs and the series of a job.
@@ -145,8 +158,19 @@ impl FileTelemetry {
         Ok(DiskUsage { logs: disk_usage(&self.folder.join("logs"))?, series: disk_usage(&self.folder.join("series"))? })
     }
 
-    fn bump(&self) {
-        self.changed.send_modify(|n| *n += 1);
+    fn bump(&self, job: JobId) {
+        let mut followed = lock(&self.followed);
+        let Some(sender) = followed.get(&job) else { return };
+        if sender.receiver_count() == 0 {
+            followed.remove(&job);
+        } else {
+            sender.send_modify(|n| *n += 1);
+        }
+    }
+
+    #[cfg(test)]
+    fn followed(&self) -> usize {
+        lock(&self.followed).len()
     }
 }
 
@@ -158,19 +182,23 @@ impl Telemetry for FileTelemetry {
 
     fn log_append(&self, stream: StreamKey, offset: u64, text: &str) -> io::Result<u64> {
         let have = self.logs.append(stream, offset, text)?;
-        self.bump();
+        self.bump(stream.job);
         Ok(have)
     }
 
     fn progress(&self, job: JobId, point: Point) {
         self.series.push(job, point);
-        self.bump();
+        self.bump(job);
     }
 
     fn build(&self, progress: BuildProgress) {
-        self.builds.lock().unwrap_or_else(PoisonError::into_inner).insert(progress.hash.clone(), progress);
-        self.bump();
+        lock(&self.builds).insert(progress.hash.clone(), progress);
+        self.builds_changed.send_modify(|n| *n += 1);
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Bytes of all files beneath a folder; what disappears meanwhile counts nothing.

@@ -196,7 +196,7 @@ fn large_logs_are_read_from_both_ends_and_from_a_time() {
 #[test]
 fn a_follower_goes_on_across_attempts_and_restarts_of_a_batch() {
     let (_folder, t) = open();
-    let mut changed = t.changed();
+    let mut changed = t.changed_of(JOB);
     let many: String = (0..25_000).map(|i| format!("{i} 0 o {i}\n")).collect();
     t.log_append(key(1, 0), 0, &many).unwrap();
     assert!(changed.has_changed().unwrap());
@@ -267,8 +267,34 @@ fn builds_are_kept_by_hash() {
         t.build(p);
     }
     assert_eq!(t.builds(), [progress("a", 2), progress("b", 3)]);
+    let mut changed = (t.changed_of(JOB), t.builds_changed());
     t.forget_build("a");
     assert_eq!(t.builds(), [progress("b", 3)]);
+    assert!(changed.1.has_changed().unwrap() && !changed.0.has_changed().unwrap());
+    changed.1.mark_unchanged();
+    // Nothing was forgotten.
+    t.forget_build("a");
+    assert!(!changed.1.has_changed().unwrap());
+}
+
+#[test]
+fn a_job_wakes_only_those_who_follow_it_and_nobody_is_remembered_in_vain() {
+    let (_folder, t) = open();
+    let (ours, mut others) = (t.changed_of(JOB), t.changed_of(JobId(8)));
+    t.log_append(key(1, 0), 0, "10 0 o one\n").unwrap();
+    t.log_append(StreamKey { job: JobId(9), attempt: 1, worker: 0 }, 0, "10 0 o one\n").unwrap();
+    assert!(ours.has_changed().unwrap() && !others.has_changed().unwrap());
+    let again = t.changed_of(JobId(8));
+    t.progress(JobId(8), point(0, 1));
+    assert!(others.has_changed().unwrap() && again.has_changed().unwrap());
+    others.mark_unchanged();
+    assert_eq!(t.followed(), 2);
+    drop(ours);
+    t.log_append(key(1, 0), 11, "11 0 o two\n").unwrap();
+    assert_eq!(t.followed(), 1);
+    drop((others, again));
+    let _new = t.changed_of(JOB);
+    assert_eq!(t.followed(), 1);
 }
 
 fn point(rank: u32, step: u64) -> Point {

@@ -12,7 +12,7 @@ use aviflow_api::rest::{JobAction, JobDetail, JobSummary, NumberedPoint, Timelin
 use aviflow_core::explain::NodeNames;
 use aviflow_core::ledger::GpuState;
 use aviflow_core::lifecycle::{Moment, MomentKind};
-use aviflow_core::model::{JobId, Phase};
+use aviflow_core::model::{Job, JobId, Phase};
 use aviflow_engine::engine::{Answer, Input as EngineInput};
 use aviflow_engine::ports::JobRecord;
 use aviflow_store::telemetry::SeriesPoint;
@@ -208,6 +208,21 @@ pub(crate) async fn series(
     .await
 }
 
+/// Whether there is something to suspend. The engine would leave such a job alone, and
+/// an answer that it is done would be wrong.
+fn suspendable(job: &Job) -> Result<(), Failure> {
+    let name = &job.key.name;
+    match &job.phase {
+        Phase::Queued => Err(Failure::conflict("notRunning", format!("`{name}` is Queued and holds no GPUs"))
+            .help(format!("it goes on waiting; `aviflow cancel {name}` ends it"))),
+        Phase::Stopping(_) => Err(Failure::conflict("stopping", format!("`{name}` is being stopped already"))
+            .help(format!("`aviflow show {name}` says why and how it goes on"))),
+        // Asking for what happens already is asking for it once, and that it has ended the engine says.
+        Phase::Starting(_) | Phase::Running(_) | Phase::Suspending(_) => Ok(()),
+        Phase::Succeeded | Phase::Failed(_) | Phase::Cancelled { .. } => Ok(()),
+    }
+}
+
 pub(crate) async fn act(
     State(app): State<Arc<App>>,
     User(by): User,
@@ -218,7 +233,10 @@ pub(crate) async fn act(
         let job = resolve(&app, &name, &by)?;
         let input = match action {
             JobAction::Cancel => EngineInput::Cancel { job, by },
-            JobAction::Suspend => EngineInput::Suspend { job, by },
+            JobAction::Suspend => {
+                suspendable(&seen(&app, job)?.job)?;
+                EngineInput::Suspend { job, by }
+            }
         };
         match app.parts.engine.ask(input)? {
             Answer::Refused(refusal) => {

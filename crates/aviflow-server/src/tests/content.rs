@@ -9,7 +9,7 @@ use std::os::unix::fs::symlink;
 #[tokio::test]
 async fn objects_are_stored_under_their_content() {
     let config = ServerConfig { max_upload: 10, ..ServerConfig::default() };
-    let world = World::with(Script { prepares: true, starts: true }, config);
+    let world = World::with(Script::default(), config);
     let hash = sha256(b"content");
     let path = format!("/v1/objects/{hash}");
     let head = async || {

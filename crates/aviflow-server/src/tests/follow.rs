@@ -27,7 +27,7 @@ fn point(step: u64) -> Point {
 
 #[tokio::test]
 async fn following_from_submission_to_the_end_misses_nothing_and_repeats_nothing() {
-    let world = World::with(Script { prepares: true, starts: true }, ServerConfig::default());
+    let world = World::with(Script::default(), ServerConfig::default());
     let id = world.submit(&submission("train")).await.summary.id;
     world.log(id, 0, "1 0 o line 0\n2 0 o line 1\n");
     let mut stream = events(&world, "/v1/jobs/train/events").await;

@@ -63,6 +63,35 @@ async fn a_cancelled_job_ends_with_130_and_a_suspended_one_waits_again() {
 }
 
 #[tokio::test]
+async fn what_cannot_be_suspended_is_refused_with_the_way_on() {
+    let world = World::with(Script { prepares: false, stops: false, ..Script::default() }, ServerConfig::default());
+    world.objects.put(LOCK.as_bytes()).unwrap();
+    world.submit(&with_environment()).await;
+    let suspend = async |name: &str| {
+        let path = format!("/v1/jobs/{name}/actions");
+        world.refused("POST", &path, Some(json!({ "action": "suspend" }))).await
+    };
+    insta::assert_snapshot!(
+        suspend("train").await,
+        @"409 notRunning: `train` is Queued and holds no GPUs (it goes on waiting; `aviflow cancel train` ends it)"
+    );
+    let id = world.submit(&submission("other")).await.summary.id;
+    world.until_phase(id, "Running").await;
+    world.call("POST", "/v1/jobs/other/actions", Some(json!({ "action": "cancel" }))).await;
+    world.until_phase(id, "Stopping").await;
+    insta::assert_snapshot!(
+        suspend("other").await,
+        @"409 stopping: `other` is being stopped already (`aviflow show other` says why and how it goes on)"
+    );
+    world.tell(id, gone(143, &[]));
+    world.until_ended(id).await;
+    insta::assert_snapshot!(
+        suspend("other").await,
+        @"409 jobEnded: the job has ended or does not exist (`other` is Cancelled; `aviflow rerun` makes a new job of it)"
+    );
+}
+
+#[tokio::test]
 async fn a_name_is_ones_own_latest_or_exactly_that_one() {
     let world = World::new();
     for _ in 0..3 {
@@ -84,7 +113,7 @@ async fn a_name_is_ones_own_latest_or_exactly_that_one() {
 
 #[tokio::test]
 async fn lists_are_filtered_paged_and_newest_first() {
-    let world = World::with(Script { prepares: true, starts: true }, ServerConfig::default());
+    let world = World::with(Script::default(), ServerConfig::default());
     for name in ["a", "b", "c"] {
         let id = world.submit(&submission(name)).await.summary.id;
         world.until_phase(id, "Running").await;
@@ -127,7 +156,7 @@ async fn lists_are_filtered_paged_and_newest_first() {
 
 #[tokio::test]
 async fn a_plan_changes_nothing_and_says_what_would_happen() {
-    let world = World::with(Script { prepares: true, starts: false }, ServerConfig::default());
+    let world = World::with(Script { starts: false, ..Script::default() }, ServerConfig::default());
     world.submit(&submission("train")).await;
     world.until_phase(1, "Starting").await;
     let before = world.handle.read(|view| (view.snapshot.clone(), view.generation)).unwrap();

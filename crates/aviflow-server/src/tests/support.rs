@@ -73,6 +73,14 @@ pub(crate) struct Script {
     pub(crate) prepares: bool,
     /// Whether workers and ranks come up.
     pub(crate) starts: bool,
+    /// Whether ranks end when they are told to.
+    pub(crate) stops: bool,
+}
+
+impl Default for Script {
+    fn default() -> Script {
+        Script { prepares: true, starts: true, stops: true }
+    }
 }
 
 struct FakeCluster {
@@ -107,7 +115,7 @@ impl FakeCluster {
                     self.tell(*job, *attempt, *epoch, worker, WorkerEvent::Up);
                 }
             }
-            Order::Stop { job, attempt, .. } => {
+            Order::Stop { job, attempt, .. } if self.script.stops => {
                 for worker in 0..self.workers.get(&(*job, *attempt)).copied().unwrap_or(0) {
                     self.tell(*job, *attempt, 0, worker, gone(143, &[]));
                 }
@@ -222,7 +230,7 @@ pub(crate) fn sha256(bytes: &[u8]) -> String {
 impl World {
     /// Everything comes up by itself.
     pub(crate) fn new() -> World {
-        World::with(Script { prepares: true, starts: true }, ServerConfig::default())
+        World::with(Script::default(), ServerConfig::default())
     }
 
     pub(crate) fn with(script: Script, config: ServerConfig) -> World {

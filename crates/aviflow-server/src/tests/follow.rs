@@ -1,8 +1,9 @@
-use super::support::{Script, Streamed, World, gone, stable, submission};
+use super::support::{LOCK, Script, Streamed, World, gone, minimal, stable, submission};
 use crate::app::ServerConfig;
-use aviflow_core::model::JobId;
+use aviflow_core::model::{EnvironmentHash, JobId};
 use aviflow_core::time::Time;
-use aviflow_engine::telemetry::{Point, Telemetry};
+use aviflow_engine::ports::Observation;
+use aviflow_engine::telemetry::{BuildProgress, Point, Telemetry};
 use axum::body::Body;
 use axum::http::StatusCode;
 use serde_json::{Value, json};
@@ -79,6 +80,36 @@ async fn following_from_submission_to_the_end_misses_nothing_and_repeats_nothing
     insta::assert_snapshot!("ended", stable(Value::Array(short)));
     let silent = events(&world, "/v1/jobs/train/events?logs=false").await.rest().await;
     assert!(silent.iter().all(|e| e["type"] != "log"));
+}
+
+#[tokio::test]
+async fn whoever_follows_a_job_that_waits_for_its_environment_is_told_of_its_build() {
+    let script = Script { prepares: false, ..Script::default() };
+    let world = World::with(script, ServerConfig::default());
+    world.objects.put(LOCK.as_bytes()).unwrap();
+    let mut submit = submission("train");
+    submit.spec.environment = Some("minimal@1".into());
+    submit.provenance.environment = Some(minimal());
+    let id = world.submit(&submit).await.summary.id;
+    let mut stream = events(&world, "/v1/jobs/train/events").await;
+    let first = stream.until(|e| e["type"] == "job").await;
+    assert_eq!(first["job"]["verdict"].get("build"), None);
+    let hash = minimal().hash;
+    let build = |hash: &str, step: &str, done| {
+        let (hash, name, step) = (hash.to_owned(), "minimal@1".to_owned(), step.to_owned());
+        world.telemetry.build(BuildProgress { hash, name, step, done, total: 2 });
+    };
+    build("another", "collecting numpy", 0);
+    for (done, step) in [(0, "collecting jax"), (1, "installing jax")] {
+        build(&hash, step, done);
+        let told = stream.until(|e| e["job"]["verdict"]["build"].is_object()).await;
+        let expected = json!({ "name": "minimal@1", "step": step, "done": done, "total": 2 });
+        assert_eq!(told["job"]["verdict"]["build"], expected);
+    }
+    world.handle.observe(Observation::EnvironmentReady { hash: EnvironmentHash(hash) }, None);
+    stream.until(|e| e["job"]["phase"] == "Running").await;
+    world.tell(id, gone(0, &[]));
+    assert_eq!(stream.rest().await.last().unwrap()["type"], "end");
 }
 
 #[tokio::test]

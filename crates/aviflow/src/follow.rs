@@ -93,7 +93,11 @@ impl Follower {
 
     fn job(&mut self, job: JobSummary) -> Vec<String> {
         let text = match &job.verdict {
-            Some(verdict) => format!("waits, place {} of {}: {}", verdict.place, verdict.waiting, reason(verdict)),
+            Some(verdict) => {
+                // A build's sentence says itself that it waits, and a bar has one line for it.
+                let waits = if verdict.build.is_some() { "" } else { "waits, " };
+                format!("{waits}place {} of {}: {}", verdict.place, verdict.waiting, reason(verdict))
+            }
             None => String::new(),
         };
         // Each step of a build is worth a bar's change, each part of it a line.

@@ -94,19 +94,19 @@ fn note(job: &JobSummary) -> String {
     }
 }
 
-/// Why it waits, with the progress of what it waits for.
+/// Why it waits; while its environment is built, how far that is.
 pub fn reason(verdict: &aviflow_api::rest::Verdict) -> String {
     match &verdict.build {
-        Some(build) => format!("{}: {}", verdict.reason, build_text(build)),
+        Some(build) => format!("preparing {}", build_text(build)),
         None => verdict.reason.clone(),
     }
 }
 
-/// `jax-cpu@1 installing jaxlib 0.7.2 (3 of 7)`.
+/// `jax-cpu@1: installing jaxlib 0.7.2 (3 of 7)`.
 pub fn build_text(build: &aviflow_api::rest::Build) -> String {
     match build.total {
-        0 => format!("{} {}", build.name, build.step),
-        total => format!("{} {} ({} of {total})", build.name, build.step, build.done),
+        0 => format!("{}: {}", build.name, build.step),
+        total => format!("{}: {} ({} of {total})", build.name, build.step, build.done),
     }
 }
 

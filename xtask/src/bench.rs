@@ -68,7 +68,7 @@ fn idle(binary: &Path, home: &Path) -> Result<Vec<Figure>> {
         Figure {
             what: format!("processor time of the idle control plane, over {} s", IDLE.as_secs()),
             measured: format!("{share:.2}% of one core ({ticks} ticks of {:.0} ms)", 1000.0 / per_second),
-            target: "",
+            target: "not measurable",
         },
         Figure { what: "resident memory, empty store".into(), measured: megabytes(resident), target: "" },
     ])
@@ -154,7 +154,7 @@ fn small_jobs(binary: &Path, home: &Path) -> Result<Vec<Figure>> {
             SMALL_JOBS as f64 / all.as_secs_f64(),
             submitted.as_secs_f64()
         ),
-        target: "",
+        target: "under 15 s (Slurm: 61 s)",
     }])
 }
 

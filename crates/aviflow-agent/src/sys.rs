@@ -199,14 +199,15 @@ const SIGNALS_RESET: [libc::c_int; 8] = [
     libc::SIGUSR2,
 ];
 
-/// Makes a command start in a session of its own, with usual signals, and die with this process.
+/// Makes a command start in a session of its own, with usual signals, and freeze when this process dies.
 pub fn isolate(command: &mut Command) {
     let parent = getpid();
     let prepare = move || {
         // SAFETY: runs between fork and exec, and calls only what is async-signal-safe: no allocation, no lock.
         unsafe {
             check(libc::setsid())?;
-            check(libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0))?;
+            // Frozen, not killed: whoever cleans up still finds what descends from it.
+            check(libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGSTOP, 0, 0, 0))?;
             // The parent may have died before the line above: then nobody would ever send the signal.
             if libc::getppid() != parent {
                 libc::_exit(125);

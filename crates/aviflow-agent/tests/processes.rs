@@ -83,7 +83,8 @@ fn what_a_rank_leaves_behind_ends_with_the_epoch() {
 
 #[test]
 fn a_killed_agent_leaves_no_process() {
-    let mut world = World::new(&format!("{MESSY}\nsleep 1000"));
+    // One child has neither mark nor session of the rank's: only its parent leads to it.
+    let mut world = World::new(&format!("env -i setsid sleep 1000 &\n{MESSY}\nsleep 1000"));
     world.up(1);
     let fifo = world.fifo();
     world.log_has("messy");
@@ -409,7 +410,8 @@ fn a_newer_epoch_starts_in_place() {
 
 #[test]
 fn an_unknown_attempt_is_ended_and_removed() {
-    let mut world = World::new(&format!("{MESSY}\nsleep 1000"));
+    // What ignores SIGTERM has the whole grace, if it was quick enough to say so.
+    let mut world = World::with(&format!("{MESSY}\nsleep 1000"), |spec| spec.grace_ms = 100);
     world.up(1);
     let fifo = world.fifo();
     world.send(&ToAgent::Unknown { reason: "deleted".into() });

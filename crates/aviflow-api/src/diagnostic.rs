@@ -78,6 +78,8 @@ pub enum DiagnosticCode {
     Default,
     /// A request that the pool can never meet.
     NeverFits,
+    /// A file or folder that the document names and that is not there.
+    NotThere,
     /// A field that is not acted on, by this version or on this body.
     NotSupported,
     /// An option on the command line that cannot be read.

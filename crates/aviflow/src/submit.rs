@@ -18,7 +18,7 @@ use crate::output::{Output, note};
 use crate::render::number::{bytes as amount, count, parse_bytes};
 use crate::render::style::Style;
 use aviflow_api::check::{PoolFacts, check_pool, check_support};
-use aviflow_api::diagnostic::Diagnostic;
+use aviflow_api::diagnostic::{Diagnostic, DiagnosticCode};
 use aviflow_api::environment::hex;
 use aviflow_api::file::{BASH, Defaults, Document, Options, Places};
 use aviflow_api::rest::{NodeInfo, Submit};
@@ -101,11 +101,7 @@ fn fits(client: &Client, loaded: &Loaded, style: Style) -> Result<String> {
     let mut found = check_support(&loaded.spec, &client.server()?.body);
     found.extend(check_pool(&loaded.spec, &pool));
     let sources = loaded.document.sources();
-    let placed = |d: Diagnostic| match loaded.places.value(&d.field) {
-        Some(span) => d.at(sources, span),
-        None => d,
-    };
-    let found: Vec<Diagnostic> = found.into_iter().map(placed).collect();
+    let found = placed(found, &loaded.places, sources);
     if found.iter().any(Diagnostic::is_error) {
         return Err(refused(&found, sources, style));
     }
@@ -184,7 +180,40 @@ pub fn load(args: &SubmitArgs, config: &Config, style: Style) -> Result<Loaded> 
         append(&mut spec.run, &args.arguments);
     }
     let base = std::path::absolute(&base).or_fail(|| format!("{} is no folder", base.display()))?;
+    let missing = missing(&spec, &base);
+    if !missing.is_empty() {
+        let sources = document.sources();
+        return Err(refused(&placed(missing, &parsed.places, sources), sources, style));
+    }
     Ok(Loaded { name, base, spec, document, places: parsed.places, warnings: parsed.warnings })
+}
+
+/// Files and folders that the document names and that are not there.
+fn missing(spec: &JobSpec, base: &Path) -> Vec<Diagnostic> {
+    let mut named: Vec<(String, &str, &str)> = Vec::new();
+    for (index, data) in spec.data.iter().enumerate() {
+        named.extend(data::local(&data.source).map(|path| (format!("data[{index}].source"), path, "data")));
+    }
+    if let Some(Code::Folder(folder)) = &spec.code {
+        named.push(("code".to_owned(), folder, "code"));
+    }
+    named.extend(spec.requirements.as_ref().map(|file| ("requirements".to_owned(), file.as_str(), "requirements")));
+    let gone = |(field, path, what): (String, &str, &str)| {
+        let error = std::fs::metadata(base.join(path)).err()?;
+        let message = format!("the {what} `{path}` cannot be found: {error}");
+        let help = "give a path that is there, relative to the document's folder";
+        Some(Diagnostic::error(DiagnosticCode::NotThere, message).field(field).help(help))
+    };
+    named.into_iter().filter_map(gone).collect()
+}
+
+/// Gives problems that name their field the field's place.
+fn placed(problems: Vec<Diagnostic>, places: &Places, sources: &Sources) -> Vec<Diagnostic> {
+    let place = |d: Diagnostic| match places.value(&d.field) {
+        Some(span) => d.at(sources, span),
+        None => d,
+    };
+    problems.into_iter().map(place).collect()
 }
 
 /// Arguments for the document's command. A script gets them as `$1`, `$2`, …
@@ -332,6 +361,19 @@ mod tests {
         std::fs::write(folder.path().join("job.yaml"), "name: b\nrun: 'true'\n").expect("write");
         let both = load(&args(folder.path(), &[]), &config, Style::plain()).expect_err("both");
         assert!(both.message.contains("both"), "{}", both.message);
+    }
+
+    #[test]
+    fn what_the_document_names_must_be_there() {
+        let folder = tempfile::tempdir().expect("folder");
+        let text = "name: a\nrun: cat\ncode: src\ndata: [{name: c, source: ./gone.bin}, {name: d, source: s3://x/y}]\n";
+        std::fs::write(folder.path().join("job.yaml"), text).expect("write");
+        let failure = load(&args(folder.path(), &[]), &Config::default(), Style::plain()).expect_err("refused");
+        let shown = format!("{failure:?}");
+        for part in ["job.yaml:3:7", "job.yaml:4:26", "not-there", "gone.bin"] {
+            assert!(shown.contains(part), "{part}: {shown}");
+        }
+        assert!(!shown.contains("s3://x/y` cannot"), "{shown}");
     }
 
     #[test]

@@ -180,8 +180,9 @@ fn nothing_survives_an_agent_that_is_killed_and_no_retry_is_spent() {
     let training = Training::new();
     let world = &training.world;
     let _gate = training.gate(15);
-    // A child of a rank that knows nothing of the platform.
-    let stray = "import subprocess\nstray = subprocess.Popen(['env', '-i', 'sleep', '1000'])\n\
+    // A child of a rank that knows nothing of the platform, in a session of its own.
+    let stray = "import subprocess\n\
+                 stray = subprocess.Popen(['env', '-i', 'sleep', '1000'], start_new_session=True)\n\
                  print('stray', stray.pid, flush=True)\n";
     let held = fs::read_to_string(training.code().join("held.py")).expect("read");
     fs::write(training.code().join("held.py"), format!("{stray}{held}")).expect("write");

@@ -38,7 +38,7 @@ pub fn resolve(data: &mut [Data], base: &Path, fingerprints: &mut BTreeMap<Strin
 }
 
 /// The path of a local source.
-fn local(source: &str) -> Option<&str> {
+pub fn local(source: &str) -> Option<&str> {
     match source.split_once("://") {
         Some(("file", path)) => Some(path),
         Some(_) => None,

@@ -427,6 +427,9 @@ impl Driver {
                 }
             }
         }
+        if left == 0 {
+            self.spool.settle(now.1);
+        }
         self.inputs.push_back(Input::Swept { left, unix_ms: now.1, log_end: self.spool.range().1 });
     }
 

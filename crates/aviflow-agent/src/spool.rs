@@ -143,12 +143,7 @@ impl<D: Disk> Spool<D> {
         if lines.is_empty() {
             return;
         }
-        let mut text = String::new();
-        if self.refused.0 > 0 {
-            let (count, bytes) = self.refused;
-            text = self
-                .line(unix_ms, &format!("{count} lines ({bytes} bytes) of output were lost here: the disk took none"));
-        }
+        let mut text = self.notice(unix_ms);
         text.push_str(lines);
         if self.write(text.as_bytes()).is_ok() {
             self.refused = (0, 0);
@@ -157,6 +152,25 @@ impl<D: Disk> Spool<D> {
             self.refused.1 += lines.len() as u64;
         }
         self.enforce(unix_ms);
+    }
+
+    /// Says what was lost, where no line after it could say so.
+    pub fn settle(&mut self, unix_ms: i64) {
+        let notice = self.notice(unix_ms);
+        if !notice.is_empty() && self.write(notice.as_bytes()).is_ok() {
+            self.refused = (0, 0);
+        }
+    }
+
+    /// The line about what the disk did not take; empty if it took everything.
+    fn notice(&self, unix_ms: i64) -> String {
+        match self.refused {
+            (0, _) => String::new(),
+            (count, bytes) => {
+                let text = format!("{count} lines ({bytes} bytes) of output were lost here: the disk took none");
+                self.line(unix_ms, &text)
+            }
+        }
     }
 
     fn line(&self, unix_ms: i64, text: &str) -> String {
@@ -360,6 +374,19 @@ mod tests {
         spool.append("after\n", 4);
         let (_, text) = all(&mut spool, 0);
         assert_eq!(text, "before\n4 0 a 3 lines (27 bytes) of output were lost here: the disk took none\nafter\n");
+    }
+
+    #[test]
+    fn what_was_lost_at_the_very_end_is_said_too() {
+        let mut spool = Spool::open(Memory::default(), 1 << 20, 0);
+        spool.disk.full = true;
+        spool.append("lost\n", 1);
+        spool.settle(2);
+        spool.disk.full = false;
+        spool.settle(3);
+        spool.settle(4);
+        let (_, text) = all(&mut spool, 0);
+        assert_eq!(text, "3 0 a 1 lines (5 bytes) of output were lost here: the disk took none\n");
     }
 
     #[test]

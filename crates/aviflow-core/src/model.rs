@@ -193,6 +193,35 @@ pub struct Job {
     pub not_before: Option<Time>,
 }
 
+impl Job {
+    /// A job as it is submitted at `now`.
+    #[must_use]
+    pub fn submitted(
+        id: JobId,
+        key: JobKey,
+        user: String,
+        request: Request,
+        environment: Option<EnvironmentHash>,
+        now: Time,
+    ) -> Job {
+        Job {
+            id,
+            key,
+            user,
+            request,
+            environment,
+            submitted: now,
+            phase: Phase::Queued,
+            attempts: 0,
+            counters: Counters::default(),
+            ran: Span(0),
+            best_step: None,
+            checkpoint: None,
+            not_before: None,
+        }
+    }
+}
+
 /// Four separate counters of how attempts ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]

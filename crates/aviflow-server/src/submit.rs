@@ -19,9 +19,8 @@ use aviflow_api::file::check_spec;
 use aviflow_api::rest::{JobDetail, PlanAnswer, Submit};
 use aviflow_api::spec::{JobSpec, Provenance};
 use aviflow_core::explain::NodeNames;
-use aviflow_core::model::{Counters, EnvironmentHash, EnvironmentState, Job, JobId, JobKey, Phase, Request, Snapshot};
+use aviflow_core::model::{EnvironmentHash, EnvironmentState, Job, JobId, JobKey, Request, Snapshot};
 use aviflow_core::schedule::{Decision, Memo, plan};
-use aviflow_core::time::Span;
 use aviflow_engine::engine::{Answer, Refusal, Submission, refusal};
 use axum::Json;
 use axum::extract::State;
@@ -210,21 +209,8 @@ fn answer(app: &App, submission: Submission) -> Result<PlanAnswer, Failure> {
     let name = free_name(app, &submission.spec.name)?;
     // Higher than any, as the engine's next number will be.
     let id = JobId(u64::MAX);
-    let job = Job {
-        id,
-        key: JobKey { namespace: NAMESPACE.to_owned(), name: name.clone() },
-        user: submission.user,
-        request,
-        environment,
-        submitted: now,
-        phase: Phase::Queued,
-        attempts: 0,
-        counters: Counters::default(),
-        ran: Span(0),
-        best_step: None,
-        checkpoint: None,
-        not_before: None,
-    };
+    let key = JobKey { namespace: NAMESPACE.to_owned(), name: name.clone() };
+    let job = Job::submitted(id, key, submission.user, request, environment, now);
     snapshot.waiting.insert(id);
     snapshot.jobs.insert(id, job);
     let plan = plan(&snapshot, &mut Memo::default(), now);

@@ -3,7 +3,7 @@
 use super::*;
 use crate::gpus::Slots;
 use crate::ledger::Ledger;
-use crate::model::{Counters, JobKey, Node, NodeCondition, NodeRange, Request, Snapshot};
+use crate::model::{JobKey, Node, NodeCondition, NodeRange, Request, Snapshot};
 
 struct Case {
     snapshot: Snapshot,
@@ -34,32 +34,20 @@ fn case(failures_allowed: u32) -> Case {
         snapshot.ledger.open_node(&node, Time(0));
         snapshot.nodes.insert(node.id, node);
     }
-    let job = Job {
-        id: JOB,
-        key: JobKey { namespace: "default".into(), name: "j".into() },
-        user: "ann".into(),
-        request: Request {
-            queue: "default".into(),
-            priority: 0,
-            nodes: NodeRange { min: 2, max: 2 },
-            gpus_per_node: 8,
-            gpu_types: vec![],
-            ranks_per_node: 1,
-            time_limit: Some(Span::minutes(10)),
-            preemptible: true,
-            failures_allowed,
-            grace: Span::seconds(30),
-        },
-        environment: None,
-        submitted: Time(0),
-        phase: Phase::Queued,
-        attempts: 0,
-        counters: Counters::default(),
-        ran: Span(0),
-        best_step: None,
-        checkpoint: None,
-        not_before: None,
+    let request = Request {
+        queue: "default".into(),
+        priority: 0,
+        nodes: NodeRange { min: 2, max: 2 },
+        gpus_per_node: 8,
+        gpu_types: vec![],
+        ranks_per_node: 1,
+        time_limit: Some(Span::minutes(10)),
+        preemptible: true,
+        failures_allowed,
+        grace: Span::seconds(30),
     };
+    let key = JobKey { namespace: "default".into(), name: "j".into() };
+    let job = Job::submitted(JOB, key, "ann".into(), request, None, Time(0));
     snapshot.waiting.insert(JOB);
     snapshot.jobs.insert(JOB, job);
     Case { snapshot, now: Time(0), seen: vec![], actions: vec![], last: None }

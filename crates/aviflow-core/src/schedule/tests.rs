@@ -3,7 +3,7 @@
 use super::*;
 use crate::explain;
 use crate::lifecycle::{self, Event};
-use crate::model::{Counters, JobKey, NodeRange, Phase, Request};
+use crate::model::{JobKey, NodeRange, Phase, Request};
 use crate::time::Span;
 use proptest::prelude::*;
 
@@ -24,32 +24,20 @@ fn node(id: u32, gpu_type: &str, free: u32) -> Node {
 }
 
 fn job(id: u64, nodes: u32, gpus: u32, priority: i32) -> Job {
-    Job {
-        id: JobId(id),
-        key: JobKey { namespace: "default".into(), name: format!("j{id}") },
-        user: "ann".into(),
-        request: Request {
-            queue: "default".into(),
-            priority,
-            nodes: NodeRange { min: nodes, max: nodes },
-            gpus_per_node: gpus,
-            gpu_types: vec![],
-            ranks_per_node: 1,
-            time_limit: None,
-            preemptible: true,
-            failures_allowed: 0,
-            grace: Span::seconds(30),
-        },
-        environment: None,
-        submitted: Time(i64::try_from(id).unwrap()),
-        phase: Phase::Queued,
-        attempts: 0,
-        counters: Counters::default(),
-        ran: Span(0),
-        best_step: None,
-        checkpoint: None,
-        not_before: None,
-    }
+    let request = Request {
+        queue: "default".into(),
+        priority,
+        nodes: NodeRange { min: nodes, max: nodes },
+        gpus_per_node: gpus,
+        gpu_types: vec![],
+        ranks_per_node: 1,
+        time_limit: None,
+        preemptible: true,
+        failures_allowed: 0,
+        grace: Span::seconds(30),
+    };
+    let key = JobKey { namespace: "default".into(), name: format!("j{id}") };
+    Job::submitted(JobId(id), key, "ann".into(), request, None, Time(i64::try_from(id).unwrap()))
 }
 
 fn snapshot(nodes: Vec<Node>, jobs: Vec<Job>) -> Snapshot {

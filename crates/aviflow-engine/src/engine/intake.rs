@@ -6,11 +6,10 @@ use aviflow_core::explain;
 use aviflow_core::gpus::Slots;
 use aviflow_core::lifecycle::{Event, Moment, MomentKind, set_condition};
 use aviflow_core::model::{
-    Counters, EnvironmentHash, EnvironmentState, Job, JobId, JobKey, Node, NodeCondition, NodeId, Phase, QueueState,
-    Request, Snapshot,
+    EnvironmentHash, EnvironmentState, Job, JobId, JobKey, Node, NodeCondition, NodeId, Phase, QueueState, Request,
+    Snapshot,
 };
 use aviflow_core::schedule::{Constraint, never_fits};
-use aviflow_core::time::Span;
 use std::sync::Arc;
 
 /// Why a request would not be taken, now and whatever ends.
@@ -112,21 +111,8 @@ impl<S: Store> Engine<S> {
             provenance: submission.provenance.clone(),
         });
         let environment = submission.provenance.environment.as_ref().map(|e| EnvironmentHash(e.hash.clone()));
-        let job = Job {
-            id,
-            key,
-            user: submission.user.clone(),
-            request: request.clone(),
-            environment: environment.clone(),
-            submitted: self.now,
-            phase: Phase::Queued,
-            attempts: 0,
-            counters: Counters::default(),
-            ran: Span(0),
-            best_step: None,
-            checkpoint: None,
-            not_before: None,
-        };
+        let user = submission.user.clone();
+        let job = Job::submitted(id, key, user, request.clone(), environment.clone(), self.now);
         self.records.insert(id, record.clone());
         self.snapshot.waiting.insert(id);
         self.snapshot.jobs.insert(id, job.clone());

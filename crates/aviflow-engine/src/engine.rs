@@ -365,7 +365,7 @@ impl<S: Store> Engine<S> {
         let event = &self.planted.before(event, &self.snapshot, job);
         let out = lifecycle::advance(&mut self.snapshot, job, event, at, self.now);
         #[cfg(test)]
-        let out = self.planted.after(out, &mut self.snapshot, job, self.now);
+        let out = self.planted.after(out, &mut self.snapshot, job);
         if let Some(deadline) = self.snapshot.jobs.get(&job).and_then(lifecycle::deadline) {
             self.deadlines.insert((deadline, job));
         }

@@ -4,7 +4,7 @@ use crate::ports::{Batch, Order, Stamped};
 use aviflow_core::gpus::Slots;
 use aviflow_core::lifecycle::{Action, Advance, Event, MomentKind, WorkerEvent};
 use aviflow_core::model::{JobId, Phase, Snapshot};
-use aviflow_core::time::{Span, Time};
+use aviflow_core::time::Span;
 
 /// The bug that is switched on, if any.
 #[derive(Clone, Copy, Debug, Default)]
@@ -123,7 +123,7 @@ impl Planted {
     }
 
     /// Changes what a step did.
-    pub(crate) fn after(self, mut out: Advance, snapshot: &mut Snapshot, job: JobId, _: Time) -> Advance {
+    pub(crate) fn after(self, mut out: Advance, snapshot: &mut Snapshot, job: JobId) -> Advance {
         let stopping = out.job.as_ref().is_some_and(|j| matches!(j.phase, Phase::Stopping(_)));
         let starting = out.job.as_ref().is_some_and(|j| matches!(j.phase, Phase::Starting(_)));
         if (self.has(Bug::ReleasesWhileStopping) && stopping) || (self.has(Bug::ForgetsWhatIsHeld) && starting) {

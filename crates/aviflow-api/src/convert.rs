@@ -2,7 +2,7 @@
 
 use crate::file::Priorities;
 use crate::spec::{JobSpec, Processes};
-use aviflow_core::model::{NodeRange, Request};
+use aviflow_core::model::{NodeRange, Request, Topology};
 use aviflow_core::time::Span;
 
 /// Time between SIGTERM and SIGKILL; what Kubernetes gives a pod too.
@@ -26,5 +26,11 @@ pub fn to_request(spec: &JobSpec, priorities: &Priorities) -> Request {
         preemptible: spec.preemptible,
         failures_allowed: spec.retry.failures,
         grace: GRACE,
+        checkpoint_every: spec.checkpoint.as_ref().and_then(|c| c.every).map(|d| d.0),
+        topology: spec.topology.as_ref().map_or_else(Topology::default, |t| Topology {
+            require: t.require.clone(),
+            prefer: t.prefer.clone(),
+            max_wait: t.max_wait.map(|d| d.0),
+        }),
     }
 }

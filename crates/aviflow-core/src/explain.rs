@@ -1,7 +1,7 @@
 //! The words for verdicts, failures and moments. One sentence each, with numbers.
 
 use crate::lifecycle::{Moment, MomentKind};
-use crate::model::{Cause, Failure, NodeId, Snapshot};
+use crate::model::{Cause, EvictionCause, Failure, NodeId, Snapshot, TurnedOut};
 use crate::schedule::Constraint;
 use crate::time::Time;
 
@@ -73,6 +73,18 @@ pub fn never(needs_nodes: u32, gpus_per_node: u32, gpu_types: &[String], capable
         of_types(gpu_types),
         if capable_nodes == 0 { "no node".to_owned() } else { format!("only {}", plural(capable_nodes, "node")) },
     )
+}
+
+/// Who suspends a job, as its timeline says it.
+#[must_use]
+pub fn suspended_by(turned_out: &TurnedOut) -> String {
+    let whom = turned_out.beneficiary.as_ref().map_or(String::new(), |k| format!(" for {}", k.name));
+    match turned_out.cause {
+        EvictionCause::Reclaim => format!("the plan{whom}, whose queue takes its guarantee back"),
+        EvictionCause::Priority => format!("the plan{whom}, which has a higher priority"),
+        EvictionCause::Turn => format!("the plan{whom}, as its turn is over"),
+        EvictionCause::Drain => "the plan, as its node is drained".to_owned(),
+    }
 }
 
 /// How a process ended, in the words of a shell.
@@ -164,6 +176,40 @@ pub fn moment(moment: &Moment, names: &dyn NodeNames) -> String {
         }
         MomentKind::Failing { failure: f } => failure(f, names),
         MomentKind::Suspending { by } => format!("being suspended by {by}"),
+        MomentKind::Claimed { gpus, victims, cause } => {
+            let from = match victims {
+                0 => String::new(),
+                n => format!(", for which {} must leave", plural(*n, "job")),
+            };
+            format!("{} promised ({}){from}", plural(*gpus, "GPU"), cause.name())
+        }
+        MomentKind::Unclaimed { reason } => format!("the promised GPUs were given back: {reason}"),
+        MomentKind::Evicting { cause, beneficiary, deadline } => {
+            let whom = beneficiary.as_ref().map_or(String::new(), |k| format!(" for {}", k.name));
+            format!(
+                "is to give its GPUs up{whom} ({}) after its next checkpoint, within {}",
+                cause.name(),
+                deadline.since(moment.at)
+            )
+        }
+        MomentKind::Spared => "may keep its GPUs after all".to_owned(),
+        MomentKind::Held { by } => format!("held by {by}"),
+        MomentKind::Released { by } => format!("released by {by}"),
+        MomentKind::Updated { by, reason, change } => {
+            let mut what = Vec::new();
+            what.extend(change.priority.map(|p| format!("priority {p}")));
+            what.extend(change.queue.as_ref().map(|q| format!("queue {q}")));
+            what.extend(change.time_limit.map(|l| match l {
+                Some(limit) => format!("time limit {limit}"),
+                None => "no time limit".to_owned(),
+            }));
+            let why = reason.as_ref().map_or(String::new(), |r| format!(": {r}"));
+            format!("{} set by {by}{why}", what.join(", "))
+        }
+        MomentKind::DependencyMet { name, .. } => format!("{name}, which it waited for, has ended as asked"),
+        MomentKind::DependencyFailed { name, .. } => {
+            format!("{name}, which it waits for, has ended otherwise than asked: it can never start")
+        }
         MomentKind::Cancelling { by } => format!("being cancelled by {by}"),
         MomentKind::TimeLimitReached => "the time limit is reached".to_owned(),
         MomentKind::NeverReady { missing } => {

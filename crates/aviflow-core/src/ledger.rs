@@ -265,14 +265,21 @@ fn join(mut open: Vec<Open>) -> Vec<Open> {
 
 /// The state of a node's GPUs that no attempt holds.
 #[must_use]
-pub fn unallocated(node: &Node) -> [(Slots, GpuState); 2] {
+pub fn unallocated(node: &Node) -> [(Slots, GpuState); 3] {
     let loose = node.gpus.without(node.held);
     let rest = match node.condition {
         NodeCondition::Ready => GpuState::Free,
         NodeCondition::Cordoned => GpuState::Draining,
-        NodeCondition::Gone => return [(loose, GpuState::Unknown), (Slots::NONE, GpuState::Unknown)],
+        NodeCondition::Gone => {
+            return [(loose, GpuState::Unknown), (Slots::NONE, GpuState::Unhealthy), (Slots::NONE, GpuState::Claimed)];
+        }
     };
-    [(loose.without(node.unhealthy), rest), (loose.and(node.unhealthy), GpuState::Unhealthy)]
+    let whole = loose.without(node.unhealthy);
+    [
+        (whole.without(node.claimed), rest),
+        (loose.and(node.unhealthy), GpuState::Unhealthy),
+        (whole.and(node.claimed), GpuState::Claimed),
+    ]
 }
 
 #[cfg(test)]
@@ -281,18 +288,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn node(id: u32, gpus: u32) -> Node {
-        Node {
-            id: NodeId(id),
-            name: format!("n{id}"),
-            pool: "p".into(),
-            gpu_type: "H100".into(),
-            gpus: Slots::first(gpus),
-            held: Slots::NONE,
-            unhealthy: Slots::NONE,
-            leaving: Slots::NONE,
-            condition: NodeCondition::Ready,
-            cordoned: false,
-        }
+        Node::new(NodeId(id), &format!("n{id}"), "p", "H100", Slots::first(gpus))
     }
 
     #[test]

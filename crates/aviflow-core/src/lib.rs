@@ -14,6 +14,7 @@
 //! - [`lint`]: the invariants, checked over a snapshot
 
 pub mod explain;
+pub mod fixed;
 pub mod gpus;
 pub mod ledger;
 pub mod lifecycle;

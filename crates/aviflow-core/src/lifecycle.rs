@@ -11,6 +11,7 @@
 //! - a job that ended never changes again.
 
 mod advance;
+mod waiting;
 mod worker;
 
 pub use advance::{Advance, advance, set_condition};
@@ -18,8 +19,8 @@ pub use advance::{Advance, advance, set_condition};
 use crate::gpus::GpuSet;
 use crate::ledger::GpuState;
 use crate::model::{
-    Address, Cause, Failure, Gang, Intent, Job, JobId, NodeId, Phase, Placement, Stopping, Suspending, Worker,
-    WorkerState,
+    Address, Cause, Claim, Ending, Eviction, EvictionCause, Failure, Gang, Intent, Job, JobId, JobKey, NodeId, Phase,
+    Placement, Stopping, Suspending, TurnedOut, Worker, WorkerState,
 };
 use crate::time::{Span, Time};
 use serde::{Deserialize, Serialize};
@@ -57,6 +58,53 @@ pub enum Event {
     Suspend {
         /// Who.
         by: String,
+        /// Whether it waits until it is released.
+        hold: bool,
+        /// For whom, where the plan wants it.
+        turned_out: Option<TurnedOut>,
+    },
+    /// GPUs are promised to it while their holders leave.
+    Claim {
+        /// Which.
+        claim: Claim,
+    },
+    /// Nothing is promised to it any more.
+    Unclaim {
+        /// Why.
+        reason: String,
+    },
+    /// It is to give its GPUs up soon.
+    Evict {
+        /// Why, and until when.
+        eviction: Eviction,
+    },
+    /// It may keep its GPUs after all.
+    Spare,
+    /// A person keeps it from starting.
+    Hold {
+        /// Who.
+        by: String,
+    },
+    /// A person lets it start again.
+    Release {
+        /// Who.
+        by: String,
+    },
+    /// A person changes what may be changed.
+    Update {
+        /// What.
+        change: Change,
+        /// Who.
+        by: String,
+        /// Why.
+        reason: Option<String>,
+    },
+    /// A job that it waits for has ended.
+    DependencyEnded {
+        /// Which.
+        job: JobId,
+        /// How: [`Ending::Succeeded`] or [`Ending::Failed`].
+        ending: Ending,
     },
     /// A person ends it.
     Cancel {
@@ -81,6 +129,18 @@ pub enum Event {
         /// What.
         event: WorkerEvent,
     },
+}
+
+/// What of a job may be changed after its submission; the document stays as it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Change {
+    /// The priority.
+    pub priority: Option<i32>,
+    /// The time limit; `Some(None)` takes it away.
+    pub time_limit: Option<Option<Span>>,
+    /// The queue.
+    pub queue: Option<String>,
 }
 
 /// What may happen to a worker.
@@ -186,6 +246,10 @@ pub enum Effect {
     Act(Action),
     /// These GPUs belong to the attempt from now on.
     Hold(GpuSet),
+    /// These GPUs are promised to the job from now on.
+    Claim(GpuSet),
+    /// These GPUs are promised to nobody from now on.
+    Unclaim(GpuSet),
     /// Their time is of this kind from the given instant.
     Post {
         /// Which.
@@ -273,6 +337,15 @@ pub enum MomentKind {
     Facts { values: BTreeMap<String, String> },
     Failing { failure: Failure },
     Suspending { by: String },
+    Claimed { gpus: u32, victims: u32, cause: EvictionCause },
+    Unclaimed { reason: String },
+    Evicting { cause: EvictionCause, beneficiary: Option<JobKey>, deadline: Time },
+    Spared,
+    Held { by: String },
+    Released { by: String },
+    Updated { by: String, reason: Option<String>, change: Change },
+    DependencyMet { job: JobId, name: String },
+    DependencyFailed { job: JobId, name: String, on: Ending },
     Cancelling { by: String },
     TimeLimitReached,
     NeverReady { missing: Vec<u32> },
@@ -315,7 +388,15 @@ pub fn step(mut job: Job, event: &Event, at: Time, now: Time) -> (Job, Vec<Effec
     let mut fx = Vec::new();
     match event {
         Event::Place { placement } => place(&mut job, placement, now, &mut fx),
-        Event::Suspend { by } => suspend(&mut job, by, now, &mut fx),
+        Event::Suspend { by, hold, turned_out } => suspend(&mut job, by, *hold, turned_out.as_ref(), now, &mut fx),
+        Event::Claim { claim } => waiting::claim(&mut job, claim, &mut fx),
+        Event::Unclaim { reason } => waiting::unclaim(&mut job, Some(reason), &mut fx),
+        Event::Evict { eviction } => waiting::evict(&mut job, eviction, &mut fx),
+        Event::Spare => waiting::spare(&mut job, &mut fx),
+        Event::Hold { by } => waiting::hold(&mut job, by, &mut fx),
+        Event::Release { by } => waiting::release(&mut job, by, &mut fx),
+        Event::Update { change, by, reason } => waiting::update(&mut job, change, by, reason.as_ref(), &mut fx),
+        Event::DependencyEnded { job: other, ending } => waiting::dependency(&mut job, *other, *ending, &mut fx),
         Event::Cancel { by } => cancel(&mut job, by, now, &mut fx),
         Event::EnvironmentFailed { reason } => {
             if job.phase == Phase::Queued {
@@ -344,6 +425,7 @@ fn place(job: &mut Job, placement: &Placement, now: Time, fx: &mut Vec<Effect>) 
     if job.phase != Phase::Queued || placement.0.is_empty() {
         return;
     }
+    waiting::unclaim(job, None, fx);
     job.attempts += 1;
     job.not_before = None;
     let workers = placement
@@ -368,13 +450,23 @@ fn place(job: &mut Job, placement: &Placement, now: Time, fx: &mut Vec<Effect>) 
     job.phase = Phase::Starting(gang);
 }
 
-fn suspend(job: &mut Job, by: &str, now: Time, fx: &mut Vec<Effect>) {
+fn suspend(job: &mut Job, by: &str, hold: bool, turned_out: Option<&TurnedOut>, now: Time, fx: &mut Vec<Effect>) {
+    if matches!(job.phase, Phase::Queued) && hold {
+        waiting::hold(job, by, fx);
+    }
     if !matches!(job.phase, Phase::Starting(_) | Phase::Running(_)) {
         return;
     }
     if let Some(gang) = leave(job, now) {
         stop_ranks(&gang, job.request.grace, format!("suspended by {by}"), now, fx);
         fx.push(Effect::Moment(MomentKind::Suspending { by: by.to_owned() }));
+        if hold {
+            job.held = Some(by.to_owned());
+        }
+        job.turned_out = turned_out.cloned();
+        if turned_out.is_some_and(|t| t.cause != EvictionCause::Turn) {
+            job.preempted += 1;
+        }
         job.phase = Phase::Suspending(Suspending { gang, by: by.to_owned() });
     }
 }
@@ -383,6 +475,7 @@ fn cancel(job: &mut Job, by: &str, now: Time, fx: &mut Vec<Effect>) {
     let intent = Intent::Cancel { by: by.to_owned() };
     match &mut job.phase {
         Phase::Queued => {
+            waiting::unclaim(job, None, fx);
             job.phase = Phase::Cancelled { by: by.to_owned() };
             fx.push(Effect::Moment(MomentKind::Cancelled { by: by.to_owned() }));
         }
@@ -445,6 +538,7 @@ fn stop_ranks(gang: &Gang, grace: Span, reason: String, at: Time, fx: &mut Vec<E
 
 /// Takes the gang out of Starting or Running and counts its running time.
 fn leave(job: &mut Job, at: Time) -> Option<Gang> {
+    job.eviction = None;
     match std::mem::replace(&mut job.phase, Phase::Queued) {
         Phase::Starting(gang) => Some(gang),
         Phase::Running(gang) => {
@@ -480,10 +574,14 @@ fn resolve(job: &mut Job, now: Time, fx: &mut Vec<Effect>) {
         return;
     }
     let ended = gang.workers.iter().filter_map(|w| w.ended).max().unwrap_or(now);
+    let had = i64::from(gang.gpu_count()) * ended.since(gang.placed).0;
+    let nodes = gang.nodes().collect();
     fx.push(Effect::Release { gpus: gang.gpus(), at: ended });
     fx.push(Effect::Act(Action::Remove { attempt: gang.attempt }));
     let short = gang.up.is_none_or(|up| ended.since(up) < Span::minutes(1));
     let finished = gang.workers.iter().all(|w| w.finished(job.request.ranks_per_node));
+    job.gpu_time += Span(had);
+    job.last_nodes = nodes;
     match job.phase.clone() {
         Phase::Starting(_) | Phase::Running(_) => {
             leave(job, ended);

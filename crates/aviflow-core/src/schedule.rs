@@ -16,7 +16,8 @@
 
 use crate::gpus::Slots;
 use crate::model::{
-    EnvironmentHash, EnvironmentState, Job, JobId, Node, NodeCondition, NodeId, Placement, QueueState, Shape, Snapshot,
+    Claim, Drain, EnvironmentHash, EnvironmentState, Eviction, Job, JobId, Node, NodeCondition, NodeId, Placement,
+    QueueState, Shape, Snapshot, TurnedOut,
 };
 use crate::time::Time;
 use serde::{Deserialize, Serialize};
@@ -54,6 +55,55 @@ pub enum Decision {
         job: JobId,
         /// Where.
         placement: Placement,
+    },
+    /// Promise GPUs to the job while their holders leave; written before the first of them is evicted.
+    Claim {
+        /// Which.
+        job: JobId,
+        /// What.
+        claim: Claim,
+    },
+    /// Take back a promise that cannot be kept.
+    Unclaim {
+        /// Which.
+        job: JobId,
+        /// Why.
+        reason: String,
+    },
+    /// Tell a running job that it is to give its GPUs up.
+    Evict {
+        /// Which.
+        job: JobId,
+        /// Why, and until when.
+        eviction: Eviction,
+    },
+    /// Let a job keep its GPUs after all.
+    Spare {
+        /// Which.
+        job: JobId,
+    },
+    /// Suspend a job whose eviction is due.
+    Suspend {
+        /// Which.
+        job: JobId,
+        /// For whom.
+        turned_out: TurnedOut,
+    },
+    /// The beginning or the end of a node's drain has come.
+    Window {
+        /// Which.
+        node: NodeId,
+        /// Whether it takes no work from now on; else its drain is over.
+        closed: bool,
+    },
+    /// A rolling drain takes a node.
+    Take {
+        /// Which drain.
+        drain: u64,
+        /// Which node.
+        node: NodeId,
+        /// The window.
+        window: Drain,
     },
 }
 

@@ -14,11 +14,11 @@ use crate::ports::{Batch, JobRecord, Observation, Order, Stamped, Store, StoreEr
 #[cfg(test)]
 use crate::sim::planted::Planted;
 use aviflow_api::spec::{JobSpec, Provenance};
+use aviflow_core::explain;
 use aviflow_core::ledger::Entry;
 use aviflow_core::lifecycle::{self, Action, Event, Moment};
 use aviflow_core::model::{
-    EnvironmentHash, EnvironmentState, Job, JobId, JobKey, NodeId, Phase, Placement, Queue, QueueState, Request,
-    Snapshot, Term,
+    EnvironmentHash, EnvironmentState, Job, JobId, JobKey, NodeId, Phase, Placement, Queue, Request, Snapshot, Term,
 };
 use aviflow_core::schedule::{self, Decision, Memo, Plan};
 use aviflow_core::time::{Span, Time};
@@ -283,6 +283,18 @@ impl<S: Store> Engine<S> {
                 Decision::Start { job, placement } => {
                     self.advance(job, &Event::Place { placement }, self.now, &mut work);
                 }
+                Decision::Claim { job, claim } => self.advance(job, &Event::Claim { claim }, self.now, &mut work),
+                Decision::Unclaim { job, reason } => self.advance(job, &Event::Unclaim { reason }, self.now, &mut work),
+                Decision::Evict { job, eviction } => {
+                    self.advance(job, &Event::Evict { eviction }, self.now, &mut work);
+                }
+                Decision::Spare { job } => self.advance(job, &Event::Spare, self.now, &mut work),
+                Decision::Suspend { job, turned_out } => {
+                    let by = explain::suspended_by(&turned_out);
+                    let event = Event::Suspend { by, hold: false, turned_out: Some(turned_out) };
+                    self.advance(job, &event, self.now, &mut work);
+                }
+                Decision::Window { .. } | Decision::Take { .. } => {}
             }
         }
         self.drop_unwanted_environments(&mut work);
@@ -459,5 +471,5 @@ impl<S: Store> Engine<S> {
 /// The queue that exists from the beginning.
 #[must_use]
 pub fn default_queue() -> Queue {
-    Queue { name: "default".to_owned(), parent: None, state: QueueState::Open }
+    Queue::open("default")
 }

@@ -23,7 +23,7 @@ pub use shrink::minimal;
 use crate::engine::{Answer, Engine, Input, Submission};
 use crate::ports::StoreError;
 use aviflow_api::spec::{JobSpec, Nodes, Processes, Provenance, ResolvedEnvironment, Retry};
-use aviflow_core::model::{JobId, NodeRange, Request};
+use aviflow_core::model::{JobId, Request};
 use aviflow_core::time::{Span, Time};
 use std::collections::{BTreeMap, BTreeSet};
 use store::{SimStore, WriteEnd};
@@ -351,7 +351,6 @@ impl<'a> Sim<'a> {
 }
 
 fn submission(job: &JobScript) -> Submission {
-    let nodes = NodeRange { min: job.nodes, max: job.nodes };
     let environment = job.environment.map(|e| ResolvedEnvironment {
         name: format!("env{e}"),
         version: 1,
@@ -364,16 +363,11 @@ fn submission(job: &JobScript) -> Submission {
         namespace: "default".to_owned(),
         user: "ann".to_owned(),
         request: Request {
-            queue: "default".to_owned(),
             priority: job.priority,
-            nodes,
-            gpus_per_node: job.gpus_per_node,
-            gpu_types: Vec::new(),
             ranks_per_node: job.ranks_per_node,
             time_limit: job.time_limit,
-            preemptible: true,
             failures_allowed: job.failures_allowed,
-            grace: Span::seconds(30),
+            ..Request::of(job.nodes, job.gpus_per_node)
         },
         provenance: Provenance { environment, ..Provenance::default() },
         spec: JobSpec {

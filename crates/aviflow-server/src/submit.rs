@@ -215,8 +215,14 @@ fn answer(app: &App, submission: Submission) -> Result<PlanAnswer, Failure> {
     snapshot.jobs.insert(id, job);
     let plan = plan(&snapshot, &mut Memo::default(), now);
     let placement = plan.decisions.iter().find_map(|decision| match decision {
-        Decision::Start { job, placement } if *job == id => Some(placement),
-        Decision::Start { .. } => None,
+        Decision::Start { job, placement } => (*job == id).then_some(placement),
+        Decision::Claim { .. }
+        | Decision::Unclaim { .. }
+        | Decision::Evict { .. }
+        | Decision::Spare { .. }
+        | Decision::Suspend { .. }
+        | Decision::Window { .. }
+        | Decision::Take { .. } => None,
     });
     let names = Names::of(&snapshot);
     let waits = plan.verdict(id).map(|(constraint, place)| Waits {

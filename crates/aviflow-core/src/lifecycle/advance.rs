@@ -3,7 +3,7 @@
 use super::{Action, Effect, Event, Moment, step};
 use crate::gpus::GpuSet;
 use crate::ledger::{Entry, Owner, Posting, unallocated};
-use crate::model::{Job, JobId, Node, NodeId, Phase, Snapshot};
+use crate::model::{Job, JobId, Node, NodeId, Phase, Snapshot, size_class};
 use crate::time::Time;
 use std::collections::BTreeSet;
 
@@ -20,6 +20,10 @@ pub struct Advance {
     pub moments: Vec<Moment>,
     /// For the cluster.
     pub actions: Vec<Action>,
+    /// Queues and users whose decayed use changed.
+    pub usage: BTreeSet<(String, String)>,
+    /// Whether what is remembered of ended jobs changed.
+    pub history: bool,
 }
 
 /// Applies an event to a job of the snapshot. A job that ends leaves the
@@ -39,6 +43,8 @@ pub fn advance(snapshot: &mut Snapshot, id: JobId, event: &Event, at: Time, now:
                     }
                 }
             }
+            Effect::Claim(gpus) => promise(snapshot, &gpus, true, now, &mut out),
+            Effect::Unclaim(gpus) => promise(snapshot, &gpus, false, now, &mut out),
             Effect::Release { gpus, at } => release(snapshot, &gpus, at, now, &mut out),
             Effect::Post { gpus, state, at, attempt } => {
                 let owner = Some(Owner { job: id, attempt });
@@ -49,6 +55,12 @@ pub fn advance(snapshot: &mut Snapshot, id: JobId, event: &Event, at: Time, now:
                 out.moments.push(Moment { job: id, at: at.min(now), attempt: job.attempts, kind });
             }
         }
+    }
+    charge(snapshot, &before, &job, now, &mut out);
+    if job.phase == Phase::Succeeded {
+        let gpus = before.phase.gang().map_or(0, |g| g.gpu_count());
+        snapshot.history.runs.entry(size_class(gpus)).or_default().add(job.ran);
+        out.history = true;
     }
     if job.phase == Phase::Queued {
         snapshot.waiting.insert(id);
@@ -62,6 +74,37 @@ pub fn advance(snapshot: &mut Snapshot, id: JobId, event: &Event, at: Time, now:
         out.job = Some(job);
     }
     out
+}
+
+/// Charges the decayed use of queue and user with the GPUs that the job holds from now on.
+fn charge(snapshot: &mut Snapshot, before: &Job, after: &Job, now: Time, out: &mut Advance) {
+    let holds = |job: &Job| {
+        let gpus = job.phase.gang().map_or(0, |g| g.gpu_count());
+        ((job.request.queue.clone(), job.user.clone()), gpus)
+    };
+    let (old, new) = (holds(before), holds(after));
+    if old == new {
+        return;
+    }
+    let half_life = snapshot.policy.half_life;
+    for (key, gpus, more) in [(old.0, old.1, false), (new.0, new.1, true)] {
+        if gpus == 0 {
+            continue;
+        }
+        let usage = snapshot.usage.entry(key.clone()).or_default();
+        let gpus = if more { usage.gpus.saturating_add(gpus) } else { usage.gpus.saturating_sub(gpus) };
+        *usage = usage.hold(gpus, now, half_life);
+        out.usage.insert(key);
+    }
+}
+
+/// Notes which GPUs are promised, and books those that nobody holds accordingly.
+fn promise(snapshot: &mut Snapshot, gpus: &GpuSet, on: bool, now: Time, out: &mut Advance) {
+    for (node, slots) in gpus.iter() {
+        let change = |n: &mut Node| n.claimed = if on { n.claimed.or(slots) } else { n.claimed.without(slots) };
+        out.entries.extend(set_condition(snapshot, node, change, now));
+        out.nodes.insert(node);
+    }
 }
 
 fn release(snapshot: &mut Snapshot, gpus: &GpuSet, at: Time, now: Time, out: &mut Advance) {

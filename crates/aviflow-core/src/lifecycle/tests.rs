@@ -3,7 +3,7 @@
 use super::*;
 use crate::gpus::Slots;
 use crate::ledger::Ledger;
-use crate::model::{JobKey, Node, NodeCondition, NodeRange, Request, Snapshot};
+use crate::model::{JobKey, Node, Request, Snapshot};
 
 struct Case {
     snapshot: Snapshot,
@@ -19,33 +19,11 @@ const JOB: JobId = JobId(1);
 fn case(failures_allowed: u32) -> Case {
     let mut snapshot = Snapshot { ledger: Ledger::default(), ..Snapshot::default() };
     for id in 1..=3 {
-        let node = Node {
-            id: NodeId(id),
-            name: format!("n{id}"),
-            pool: "p".into(),
-            gpu_type: "H100".into(),
-            gpus: Slots::first(8),
-            held: Slots::NONE,
-            unhealthy: Slots::NONE,
-            leaving: Slots::NONE,
-            condition: NodeCondition::Ready,
-            cordoned: false,
-        };
+        let node = Node::new(NodeId(id), &format!("n{id}"), "p", "H100", Slots::first(8));
         snapshot.ledger.open_node(&node, Time(0));
         snapshot.nodes.insert(node.id, node);
     }
-    let request = Request {
-        queue: "default".into(),
-        priority: 0,
-        nodes: NodeRange { min: 2, max: 2 },
-        gpus_per_node: 8,
-        gpu_types: vec![],
-        ranks_per_node: 1,
-        time_limit: Some(Span::minutes(10)),
-        preemptible: true,
-        failures_allowed,
-        grace: Span::seconds(30),
-    };
+    let request = Request { time_limit: Some(Span::minutes(10)), failures_allowed, ..Request::of(2, 8) };
     let key = JobKey { namespace: "default".into(), name: "j".into() };
     let job = Job::submitted(JOB, key, "ann".into(), request, None, Time(0));
     snapshot.waiting.insert(JOB);
@@ -181,7 +159,7 @@ fn the_rank_that_failed_first_is_named_though_it_is_heard_later() {
 fn preemption_costs_no_retry() {
     let mut c = case(1);
     for round in 0..3 {
-        c.at(round * 10).running().event(&Event::Suspend { by: "the plan".into() });
+        c.at(round * 10).running().event(&Event::Suspend { by: "the plan".into(), hold: false, turned_out: None });
         assert_eq!(c.phase(), "Suspending");
         c.exit_as(0, 0, true).gone(0).exit_as(1, 143, true).gone(1);
         assert_eq!(c.phase(), "Queued");
@@ -252,7 +230,7 @@ fn a_person_may_cancel_at_any_time() {
     c.running().exit(0, 1).event(&by()).gone(0).gone(1);
     assert_eq!(c.phase(), "Cancelled", "also one that is about to be run again");
     let mut c = case(0);
-    c.running().event(&Event::Suspend { by: "ops".into() }).event(&by()).gone(0).gone(1);
+    c.running().event(&Event::Suspend { by: "ops".into(), hold: false, turned_out: None }).event(&by()).gone(0).gone(1);
     assert_eq!(c.phase(), "Cancelled");
 }
 
@@ -311,7 +289,14 @@ fn a_training_that_its_agent_stopped_has_not_finished() {
 #[test]
 fn what_finished_before_it_could_be_stopped_has_finished() {
     let mut c = case(0);
-    c.at(0).running().at(500).exit(0, 0).exit(1, 0).event(&Event::Suspend { by: "ops".into() }).gone(0).gone(1);
+    c.at(0)
+        .running()
+        .at(500)
+        .exit(0, 0)
+        .exit(1, 0)
+        .event(&Event::Suspend { by: "ops".into(), hold: false, turned_out: None })
+        .gone(0)
+        .gone(1);
     assert_eq!((c.phase(), c.counters()), ("Succeeded", (0, 0, 0, 0)));
     let mut c = case(0);
     c.at(0).running().at(600).event(&Event::Deadline).exit(0, 0).exit(1, 0).gone(0).gone(1);

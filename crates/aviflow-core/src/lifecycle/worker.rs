@@ -135,6 +135,7 @@ fn running_if_all_up(job: &mut Job, at: Time, fx: &mut Vec<Effect>) {
     {
         let at = at.max(gang.placed);
         gang.up = Some(at);
+        job.startup = Some(at.since(gang.placed));
         let ranks = ranks * index_u32(gang.workers.len());
         fx.push(Effect::Moment(MomentKind::Running { ranks }));
         post(gang, GpuState::Productive, at, fx);
@@ -150,6 +151,7 @@ fn first_step(job: &mut Job, step: u64, at: Time, fx: &mut Vec<Effect>) {
         return;
     }
     gang.stepped = true;
+    job.startup = Some(at.since(gang.placed));
     gang.repeating = job.best_step.is_some_and(|best| step <= best);
     fx.push(Effect::Moment(MomentKind::FirstStep { step }));
     post(gang, GpuState::Starting, gang.up.unwrap_or(at), fx);
@@ -167,6 +169,8 @@ fn checkpoint_over(job: &Job, at: Time, fx: &mut Vec<Effect>) {
 fn checkpoint(job: &mut Job, step: u64, path: &str, at: Time, fx: &mut Vec<Effect>) {
     reached(job, Some(step));
     let attempt = job.attempts;
+    // Whoever saves itself now was asked to stop.
+    job.saves_on_request |= matches!(job.phase, Phase::Suspending(_) | Phase::Stopping(_));
     let newer = job.checkpoint.as_ref().is_none_or(|c| (c.attempt, c.step) < (attempt, step));
     if newer {
         job.checkpoint = Some(Checkpoint { step, path: path.to_owned(), at, attempt });

@@ -4,38 +4,18 @@ use super::*;
 use crate::explain;
 use crate::lifecycle::{self, Event};
 use crate::model::{JobKey, NodeRange, Phase, Request};
-use crate::time::Span;
 use proptest::prelude::*;
 
 fn node(id: u32, gpu_type: &str, free: u32) -> Node {
+    // What is not free is broken: it needs no job to hold it.
     Node {
-        id: NodeId(id),
-        name: format!("n{id}"),
-        pool: "p".into(),
-        gpu_type: gpu_type.into(),
-        gpus: Slots::first(8),
-        held: Slots::NONE,
-        // What is not free is broken: it needs no job to hold it.
         unhealthy: Slots::first(8 - free),
-        leaving: Slots::NONE,
-        condition: NodeCondition::Ready,
-        cordoned: false,
+        ..Node::new(NodeId(id), &format!("n{id}"), "p", gpu_type, Slots::first(8))
     }
 }
 
 fn job(id: u64, nodes: u32, gpus: u32, priority: i32) -> Job {
-    let request = Request {
-        queue: "default".into(),
-        priority,
-        nodes: NodeRange { min: nodes, max: nodes },
-        gpus_per_node: gpus,
-        gpu_types: vec![],
-        ranks_per_node: 1,
-        time_limit: None,
-        preemptible: true,
-        failures_allowed: 0,
-        grace: Span::seconds(30),
-    };
+    let request = Request { priority, ..Request::of(nodes, gpus) };
     let key = JobKey { namespace: "default".into(), name: format!("j{id}") };
     Job::submitted(JobId(id), key, "ann".into(), request, None, Time(i64::try_from(id).unwrap()))
 }
@@ -60,7 +40,8 @@ fn snapshot(nodes: Vec<Node>, jobs: Vec<Job>) -> Snapshot {
 fn check(s: &Snapshot, expected: &[&str]) {
     let plan = plan(s, &mut Memo::default(), Time(1000));
     let mut lines: Vec<String> = Vec::new();
-    for Decision::Start { job, placement } in &plan.decisions {
+    for decision in &plan.decisions {
+        let Decision::Start { job, placement } = decision else { panic!("{decision:?}") };
         let on: Vec<String> = placement.0.iter().map(|(n, slots)| format!("n{}:{}", n.0, slots.count())).collect();
         lines.push(format!("j{} starts on {}", job.0, on.join(" ")));
     }
@@ -187,7 +168,8 @@ fn build(nodes: &[(u32, bool)], jobs: &[(u32, u32, i32)]) -> Snapshot {
 
 /// Carries the plan out, as the engine does.
 fn carry_out(s: &mut Snapshot, plan: &Plan, now: Time) {
-    for Decision::Start { job, placement } in &plan.decisions {
+    for decision in &plan.decisions {
+        let Decision::Start { job, placement } = decision else { panic!("{decision:?}") };
         let event = Event::Place { placement: placement.clone() };
         let _ = lifecycle::advance(s, *job, &event, now, now);
     }

@@ -57,7 +57,9 @@ impl<S: Store> Engine<S> {
             }
             Input::Submit(submission) => self.submit(submission, work)?,
             Input::Cancel { job, by } => self.act(*job, &Event::Cancel { by: by.clone() }, work),
-            Input::Suspend { job, by } => self.act(*job, &Event::Suspend { by: by.clone() }, work),
+            Input::Suspend { job, by } => {
+                self.act(*job, &Event::Suspend { by: by.clone(), hold: false, turned_out: None }, work)
+            }
             Input::Pause { by } => {
                 work.paused |= self.snapshot.paused != *by;
                 self.snapshot.paused.clone_from(by);
@@ -220,18 +222,7 @@ impl<S: Store> Engine<S> {
             return;
         }
         self.last_node += 1;
-        let node = Node {
-            id: NodeId(self.last_node),
-            name: name.to_owned(),
-            pool: pool.to_owned(),
-            gpu_type: gpu_type.to_owned(),
-            gpus: slots,
-            held: Slots::NONE,
-            unhealthy: Slots::NONE,
-            leaving: Slots::NONE,
-            condition: NodeCondition::Ready,
-            cordoned: false,
-        };
+        let node = Node::new(NodeId(self.last_node), name, pool, gpu_type, slots);
         self.snapshot.ledger.open_node(&node, self.now);
         work.nodes.insert(node.id);
         self.snapshot.nodes.insert(node.id, node);

@@ -95,7 +95,18 @@ impl Planted {
                 }
                 self.worker_event(event);
             }
-            Event::Suspend { .. } | Event::Cancel { .. } | Event::EnvironmentFailed { .. } | Event::Deadline => {}
+            Event::Suspend { .. }
+            | Event::Claim { .. }
+            | Event::Unclaim { .. }
+            | Event::Evict { .. }
+            | Event::Spare
+            | Event::Hold { .. }
+            | Event::Release { .. }
+            | Event::Update { .. }
+            | Event::DependencyEnded { .. }
+            | Event::Cancel { .. }
+            | Event::EnvironmentFailed { .. }
+            | Event::Deadline => {}
         }
         event
     }

@@ -4,9 +4,9 @@ use aviflow_core::gpus::{GpuSet, Slots};
 use aviflow_core::ledger::{Entry, GpuState, Open, Owner};
 use aviflow_core::lifecycle::{Moment, MomentKind};
 use aviflow_core::model::{
-    Address, Cause, Checkpoint, Counters, EnvironmentHash, EnvironmentState, Exit, Failure, Gang, Intent, Job, JobId,
-    JobKey, Node, NodeCondition, NodeId, NodeRange, Phase, Queue, QueueState, Request, Stopping, Suspending, Worker,
-    WorkerState,
+    Address, Cause, Checkpoint, Claim, Counters, EnvironmentHash, EnvironmentState, EvictionCause, Exit, Failure, Gang,
+    Intent, Job, JobId, JobKey, Node, NodeCondition, NodeId, NodeRange, Phase, Placement, Queue, QueueState, Request,
+    Stopping, Suspending, Topology, Worker, WorkerState,
 };
 use aviflow_core::time::{Span, Time};
 use aviflow_engine::ports::{Batch, JobRecord, Loaded};
@@ -212,24 +212,24 @@ pub fn record(job: &Job) -> Arc<JobRecord> {
 }
 
 fn random_job(rng: &mut Rng, id: JobId) -> Job {
+    let key = JobKey { namespace: "default".into(), name: format!("train-{}", id.0) };
+    let user = ["ada", "grace", "ünal"][usize::try_from(rng.below(3)).unwrap_or(0)].to_owned();
+    let request = Request {
+        queue: ["main", "research"][usize::try_from(rng.below(2)).unwrap_or(0)].into(),
+        priority: 1 - i32::try_from(rng.below(3)).unwrap_or(0),
+        nodes: NodeRange { min: 1, max: 1 + rng.small(64) },
+        gpus_per_node: 1 + rng.small(8),
+        gpu_types: if rng.chance() { vec!["H100".into(), "A100".into()] } else { Vec::new() },
+        ranks_per_node: 1,
+        time_limit: rng.chance().then(|| Span(rng.time().0)),
+        preemptible: rng.chance(),
+        failures_allowed: rng.small(5),
+        grace: Span::seconds(30),
+        checkpoint_every: rng.chance().then(|| Span(rng.time().0)),
+        topology: Topology { require: rng.chance().then(|| rng.text()), ..Topology::default() },
+    };
+    let environment = rng.chance().then(|| EnvironmentHash(format!("{:064x}", rng.below(3))));
     Job {
-        id,
-        key: JobKey { namespace: "default".into(), name: format!("train-{}", id.0) },
-        user: ["ada", "grace", "ünal"][usize::try_from(rng.below(3)).unwrap_or(0)].into(),
-        request: Request {
-            queue: ["main", "research"][usize::try_from(rng.below(2)).unwrap_or(0)].into(),
-            priority: 1 - i32::try_from(rng.below(3)).unwrap_or(0),
-            nodes: NodeRange { min: 1, max: 1 + rng.small(64) },
-            gpus_per_node: 1 + rng.small(8),
-            gpu_types: if rng.chance() { vec!["H100".into(), "A100".into()] } else { Vec::new() },
-            ranks_per_node: 1,
-            time_limit: rng.chance().then(|| Span(rng.time().0)),
-            preemptible: rng.chance(),
-            failures_allowed: rng.small(5),
-            grace: Span::seconds(30),
-        },
-        environment: rng.chance().then(|| EnvironmentHash(format!("{:064x}", rng.below(3)))),
-        submitted: rng.time(),
         phase: random_phase(rng),
         attempts: rng.small(9),
         counters: Counters {
@@ -247,6 +247,18 @@ fn random_job(rng: &mut Rng, id: JobId) -> Job {
             attempt: rng.small(9),
         }),
         not_before: rng.chance().then(|| rng.time()),
+        held: rng.chance().then(|| rng.text()),
+        claim: rng.chance().then(|| Claim {
+            placement: Placement(vec![(NodeId(rng.small(9)), Slots(rng.number()))]),
+            victims: vec![(JobId(rng.below(9)), rng.small(9))],
+            cause: EvictionCause::Reclaim,
+            since: rng.time(),
+        }),
+        preempted: rng.small(9),
+        gpu_time: Span(rng.time().0),
+        saves_on_request: rng.chance(),
+        last_nodes: vec![NodeId(rng.small(9))],
+        ..Job::submitted(id, key, user, request, environment, rng.time())
     }
 }
 
@@ -316,26 +328,23 @@ fn random_gang(rng: &mut Rng) -> Gang {
 
 fn random_node(rng: &mut Rng, id: NodeId) -> Node {
     let conditions = [NodeCondition::Ready, NodeCondition::Cordoned, NodeCondition::Gone];
+    let (pool, gpus) = (rng.text(), Slots(rng.number()));
     Node {
-        id,
-        name: format!("n{}", id.0),
-        pool: rng.text(),
-        gpu_type: "H100".into(),
-        gpus: Slots(rng.number()),
         held: Slots(rng.number()),
         unhealthy: Slots(rng.number()),
         leaving: Slots::NONE,
         cordoned: rng.chance(),
         condition: conditions[usize::try_from(rng.below(3)).unwrap_or(0)],
+        ..Node::new(id, &format!("n{}", id.0), &pool, "H100", gpus)
     }
 }
 
 fn random_queue(rng: &mut Rng) -> Queue {
     let states = [QueueState::Open, QueueState::Held, QueueState::Draining];
     Queue {
-        name: format!("q{}", rng.below(3)),
         parent: rng.chance().then(|| rng.text()),
         state: states[usize::try_from(rng.below(3)).unwrap_or(0)],
+        ..Queue::open(&format!("q{}", rng.below(3)))
     }
 }
 

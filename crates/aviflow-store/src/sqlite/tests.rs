@@ -3,7 +3,7 @@ use crate::contract::{Harness, Rng, World, assert_same, check};
 use aviflow_core::gpus::{GpuSet, Slots};
 use aviflow_core::ledger::{Entry, GpuState, Ledger, Owner, Posting};
 use aviflow_core::lifecycle::Moment;
-use aviflow_core::model::{Job, JobId, Node, NodeCondition, NodeId, Phase, Term};
+use aviflow_core::model::{Job, JobId, Node, NodeId, Phase, Term};
 use aviflow_core::time::Time;
 use aviflow_engine::ports::JobRecord;
 use proptest::prelude::*;
@@ -350,18 +350,7 @@ fn readers_see_commits_while_the_writer_goes_on() {
 }
 
 fn node(id: u32) -> Node {
-    Node {
-        id: NodeId(id),
-        name: format!("n{id}"),
-        pool: "p".into(),
-        gpu_type: "H100".into(),
-        gpus: Slots::first(8),
-        held: Slots::NONE,
-        unhealthy: Slots::NONE,
-        leaving: Slots::NONE,
-        condition: NodeCondition::Ready,
-        cordoned: false,
-    }
+    Node::new(NodeId(id), &format!("n{id}"), "p", "H100", Slots::first(8))
 }
 
 proptest! {

@@ -1,0 +1,282 @@
+//! The life of a job: its phases, and the gang of an attempt with its workers and their ends.
+
+use super::NodeId;
+use crate::gpus::{GpuSet, Slots};
+use crate::time::{Span, Time};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Where a job stands.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Phase {
+    /// Waits for the plan.
+    Queued,
+    /// Holds its GPUs; not every rank is up.
+    Starting(Gang),
+    /// Every rank is up.
+    Running(Gang),
+    /// Is being stopped and will wait again, in its old place.
+    Suspending(Suspending),
+    /// Is being stopped; `intent` says what follows.
+    Stopping(Stopping),
+    /// Every rank ended with 0.
+    Succeeded,
+    /// Ended otherwise.
+    Failed(Failure),
+    /// A person ended it.
+    Cancelled {
+        /// Who.
+        by: String,
+    },
+}
+
+/// A gang on its way back to the queue.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Suspending {
+    /// The gang.
+    pub gang: Gang,
+    /// Who or what suspends it.
+    pub by: String,
+}
+
+/// A gang on its way out.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stopping {
+    /// The gang.
+    pub gang: Gang,
+    /// What follows when its last process is gone.
+    pub intent: Intent,
+}
+
+/// Why a gang is being stopped, which decides what follows.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Intent {
+    /// A person cancelled the job.
+    Cancel {
+        /// Who.
+        by: String,
+    },
+    /// The job used up its time limit.
+    TimeLimit,
+    /// A rank failed: another attempt if a retry is left.
+    Failure(Failure),
+    /// A worker was lost with its node or its agent: another attempt, no retry spent.
+    NodeFailure(Failure),
+    /// The job asked to be queued again (exit code 75): no retry spent.
+    Requeue,
+    /// Not every worker was ready in time: queued again with back-off, no retry spent.
+    Unready {
+        /// Which workers were missing.
+        missing: Vec<u32>,
+    },
+}
+
+impl Phase {
+    /// The gang, where there is one.
+    #[must_use]
+    pub fn gang(&self) -> Option<&Gang> {
+        match self {
+            Phase::Starting(gang) | Phase::Running(gang) => Some(gang),
+            Phase::Suspending(s) => Some(&s.gang),
+            Phase::Stopping(s) => Some(&s.gang),
+            Phase::Queued | Phase::Succeeded | Phase::Failed(_) | Phase::Cancelled { .. } => None,
+        }
+    }
+
+    /// Whether the job has ended.
+    #[must_use]
+    pub fn is_terminal(&self) -> bool {
+        match self {
+            Phase::Succeeded | Phase::Failed(_) | Phase::Cancelled { .. } => true,
+            Phase::Queued | Phase::Starting(_) | Phase::Running(_) | Phase::Suspending(_) | Phase::Stopping(_) => false,
+        }
+    }
+
+    /// The phase's name, as DESIGN's table has it.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Phase::Queued => "Queued",
+            Phase::Starting(_) => "Starting",
+            Phase::Running(_) => "Running",
+            Phase::Suspending(_) => "Suspending",
+            Phase::Stopping(_) => "Stopping",
+            Phase::Succeeded => "Succeeded",
+            Phase::Failed(_) => "Failed",
+            Phase::Cancelled { .. } => "Cancelled",
+        }
+    }
+}
+
+/// All workers of an attempt.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Gang {
+    /// The attempt's number, from 1.
+    pub attempt: u32,
+    /// The restart in place within the attempt, from 1.
+    pub epoch: u32,
+    /// When the attempt got its GPUs.
+    pub placed: Time,
+    /// When every rank was up.
+    pub up: Option<Time>,
+    /// The workers; a worker's number is its index.
+    pub workers: Vec<Worker>,
+    /// Whether a training step was reported in this epoch.
+    pub stepped: bool,
+    /// Whether it trains again what earlier attempts had reached.
+    pub repeating: bool,
+}
+
+impl Gang {
+    /// The GPUs that the gang holds.
+    #[must_use]
+    pub fn gpus(&self) -> GpuSet {
+        self.workers.iter().map(|w| (w.node, w.slots)).collect()
+    }
+
+    /// How many GPUs the gang holds.
+    #[must_use]
+    pub fn gpu_count(&self) -> u32 {
+        self.workers.iter().map(|w| w.slots.count()).sum()
+    }
+
+    /// The nodes in the order of the workers.
+    pub fn nodes(&self) -> impl Iterator<Item = NodeId> + '_ {
+        self.workers.iter().map(|w| w.node)
+    }
+
+    /// Whether the last process of every worker is gone.
+    #[must_use]
+    pub fn all_gone(&self) -> bool {
+        self.workers.iter().all(|w| matches!(w.state, WorkerState::Gone))
+    }
+}
+
+/// One node's share of an attempt.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Worker {
+    /// Its node.
+    pub node: NodeId,
+    /// Its GPUs there.
+    pub slots: Slots,
+    /// Where it stands.
+    pub state: WorkerState,
+    /// Where the gang's rank 0 may be reached, as this worker's agent offers it.
+    pub address: Option<Address>,
+    /// Ranks of this worker that ended, by rank.
+    pub exits: BTreeMap<u32, Exit>,
+    /// When its last process was gone.
+    #[serde(default)]
+    pub ended: Option<Time>,
+}
+
+impl Worker {
+    /// Whether each of its ranks ended with 0 by itself.
+    #[must_use]
+    pub fn finished(&self, ranks: u32) -> bool {
+        self.exits.len() == ranks as usize && self.exits.values().all(|e| e.code == 0 && !e.stopping)
+    }
+}
+
+/// Where a worker stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum WorkerState {
+    /// Ordered, and not heard of.
+    Launched,
+    /// Its agent is connected and waits for the word to start.
+    Ready,
+    /// Its ranks have started.
+    Up,
+    /// Its last process is gone.
+    Gone,
+}
+
+/// A host address and a port that was free there.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Address {
+    /// An address, never a name that DNS would have to know.
+    pub host: String,
+    /// The port.
+    pub port: u16,
+}
+
+/// How a process ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Exit {
+    /// The code as a shell would report it: the exit code, or 128 + the signal.
+    pub code: i32,
+    /// The signal, if one ended it.
+    pub signal: Option<i32>,
+    /// When, by the engine's time.
+    pub at: Time,
+    /// Its last lines of output, oldest first.
+    pub last_lines: Vec<String>,
+    /// Whether its agent had begun to stop it before: then its end, also one with 0, is not its own.
+    #[serde(default)]
+    pub stopping: bool,
+}
+
+/// Why a job failed, with everything that a person needs to act.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    /// What kind of failure.
+    pub cause: Cause,
+    /// The exit code that `aviflow run` ends with.
+    pub exit_code: i32,
+    /// When it happened.
+    pub at: Time,
+}
+
+/// Kinds of failure.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", tag = "kind")]
+pub enum Cause {
+    /// A rank ended with something other than 0; the first of the attempt.
+    Rank {
+        /// The attempt.
+        attempt: u32,
+        /// The rank; with one process a node it is the worker's number.
+        rank: u32,
+        /// The worker.
+        worker: u32,
+        /// Its node.
+        node: NodeId,
+        /// Its end.
+        exit: Exit,
+    },
+    /// A worker's agent or node is gone.
+    WorkerLost {
+        /// The attempt.
+        attempt: u32,
+        /// The worker.
+        worker: u32,
+        /// Its node.
+        node: NodeId,
+        /// What is known of it.
+        reason: String,
+    },
+    /// The worker could not be started or its ranks could not.
+    Launch {
+        /// The attempt.
+        attempt: u32,
+        /// The worker.
+        worker: u32,
+        /// Its node.
+        node: NodeId,
+        /// Why.
+        reason: String,
+    },
+    /// The job used up its time limit.
+    TimeLimit {
+        /// The limit.
+        limit: Span,
+    },
+    /// The environment could not be made.
+    Environment {
+        /// Why, as the builder says it.
+        reason: String,
+    },
+}

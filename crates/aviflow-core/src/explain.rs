@@ -1,7 +1,7 @@
 //! The words for verdicts, failures and moments. One sentence each, with numbers.
 
 use crate::lifecycle::{Moment, MomentKind};
-use crate::model::{Cause, EvictionCause, Failure, NodeId, Snapshot, TurnedOut};
+use crate::model::{Cause, Ending, EvictionCause, Failure, NODE_LEVEL, NodeId, Snapshot, TurnedOut};
 use crate::schedule::Constraint;
 use crate::time::Time;
 
@@ -31,6 +31,53 @@ pub fn constraint(constraint: &Constraint, now: Time) -> String {
     match constraint {
         Constraint::Paused { by } => format!("all starts are paused by {by}"),
         Constraint::QueueHeld { queue } => format!("queue {queue} is held"),
+        Constraint::QueueGone { queue } => {
+            format!("queue {queue} does not exist any more; move it with `aviflow update JOB --queue QUEUE`")
+        }
+        Constraint::Held { by } => format!("held by {by}; `aviflow release JOB` lets it start"),
+        Constraint::After { name, on, impossible, .. } => {
+            let how = match on {
+                Ending::Succeeded => "to succeed",
+                Ending::Failed => "to fail",
+                Ending::Ended => "to end",
+            };
+            if *impossible {
+                format!("can never start: it waits for {name} {how}, which ended otherwise; cancel it")
+            } else {
+                format!("waits for {name} {how}")
+            }
+        }
+        Constraint::Claimed { victims, cause } => {
+            let n = u32::try_from(victims.len()).unwrap_or(u32::MAX);
+            match n {
+                0 => "GPUs are promised to it and become free".to_owned(),
+                n => format!("GPUs are promised to it ({}); {} leaving", cause.name(), plural(n, "job")),
+            }
+        }
+        Constraint::Promised { job, start } => {
+            let whom = job.as_ref().map_or("a drain of the nodes".to_owned(), |j| format!("{j}, which is in front"));
+            format!(
+                "there is room for {} only, then it is promised to {whom}; a shorter time limit would fit",
+                start.since(now)
+            )
+        }
+        Constraint::Preference { level, needs_nodes, best, until } => format!(
+            "prefers {} under one {level}; the best {level} has {best} free; takes any place in {}",
+            plural(*needs_nodes, "node"),
+            until.since(now)
+        ),
+        Constraint::QueueLimit { queue, gpu_type, limit, used, needs } => {
+            format!("needs {} of {gpu_type}; queue {queue} uses {used} of its limit of {limit}", plural(*needs, "GPU"))
+        }
+        Constraint::QueueGuarantee { queue, gpu_type, guarantee, used, needs } => format!(
+            "needs {} of {gpu_type} that nobody may take back; queue {queue} uses {used} of its guarantee of {guarantee} so; \
+             with `preemptible: true` it could borrow",
+            plural(*needs, "GPU")
+        ),
+        Constraint::Kept { gpu_type, free, kept, needs } => format!(
+            "needs {} of {gpu_type}; of {free} free, {kept} are kept for queues that do not lend",
+            plural(*needs, "GPU")
+        ),
         Constraint::Environment { .. } => "its environment is being prepared".to_owned(),
         Constraint::BackOff { until } => {
             format!("pauses {} after its last attempt", until.since(now))
@@ -42,6 +89,7 @@ pub fn constraint(constraint: &Constraint, now: Time) -> String {
             nodes_with_room,
             free_gpus,
             most_free_on_a_node,
+            level,
         } => {
             let need = format!(
                 "needs {} with {} free{}",
@@ -49,6 +97,9 @@ pub fn constraint(constraint: &Constraint, now: Time) -> String {
                 plural(*gpus_per_node, "GPU"),
                 of_types(gpu_types)
             );
+            if let Some(level) = level {
+                return format!("{need} under one {level}; the best {level} has {nodes_with_room}");
+            }
             let have = match nodes_with_room {
                 0 => format!("{free_gpus} free, at most {most_free_on_a_node} on one node"),
                 1 => format!("1 node has room, {free_gpus} GPUs free"),
@@ -56,8 +107,8 @@ pub fn constraint(constraint: &Constraint, now: Time) -> String {
             };
             format!("{need}; {have}")
         }
-        Constraint::Never { needs_nodes, gpus_per_node, gpu_types, capable_nodes } => {
-            let why = never(*needs_nodes, *gpus_per_node, gpu_types, *capable_nodes);
+        Constraint::Never { .. } => {
+            let why = never(constraint).unwrap_or_default();
             format!("can never start: {why}; cancel it or ask for less")
         }
     }
@@ -65,14 +116,24 @@ pub fn constraint(constraint: &Constraint, now: Time) -> String {
 
 /// What the pool cannot give.
 #[must_use]
-pub fn never(needs_nodes: u32, gpus_per_node: u32, gpu_types: &[String], capable_nodes: u32) -> String {
-    format!(
-        "needs {} with {}{}, and the pool has {} that large",
-        plural(needs_nodes, "node"),
-        plural(gpus_per_node, "GPU"),
+pub fn never(constraint: &Constraint) -> Option<String> {
+    let Constraint::Never { needs_nodes, gpus_per_node, gpu_types, capable_nodes, level } = constraint else {
+        return None;
+    };
+    let (whole, under) = match level {
+        Some(level) if level != NODE_LEVEL => (format!("no {level} has more than"), format!(" under one {level}")),
+        _ => ("the pool has only".to_owned(), String::new()),
+    };
+    let have = match (capable_nodes, level) {
+        (0, _) => "the pool has no node that large".to_owned(),
+        (n, _) => format!("{whole} {} that large", plural(*n, "node")),
+    };
+    Some(format!(
+        "needs {} with {}{}{under}, and {have}",
+        plural(*needs_nodes, "node"),
+        plural(*gpus_per_node, "GPU"),
         of_types(gpu_types),
-        if capable_nodes == 0 { "no node".to_owned() } else { format!("only {}", plural(capable_nodes, "node")) },
-    )
+    ))
 }
 
 /// Who suspends a job, as its timeline says it.
@@ -240,12 +301,14 @@ mod tests {
             nodes_with_room: room,
             free_gpus: free,
             most_free_on_a_node: most,
+            level: None,
         };
         let say = |c: &Constraint| constraint(c, Time(0));
         assert_eq!(say(&capacity(0, 8, 4)), "needs 2 nodes with 8 GPUs free of H100; 8 free, at most 4 on one node");
         assert_eq!(say(&capacity(1, 11, 8)), "needs 2 nodes with 8 GPUs free of H100; 1 node has room, 11 GPUs free");
         assert_eq!(say(&Constraint::BackOff { until: Time(4000) }), "pauses 4s after its last attempt");
-        let never = Constraint::Never { needs_nodes: 9, gpus_per_node: 8, gpu_types: vec![], capable_nodes: 2 };
+        let never =
+            Constraint::Never { needs_nodes: 9, gpus_per_node: 8, gpu_types: vec![], capable_nodes: 2, level: None };
         assert_eq!(
             say(&never),
             "can never start: needs 9 nodes with 8 GPUs, and the pool has only 2 nodes that large; cancel it or ask for less"

@@ -109,8 +109,8 @@ pub enum QueueState {
     Draining,
 }
 
-/// How jobs take turns: preemptible jobs of equal priority, ordered by the
-/// level of the service they had, which waiting lowers.
+/// How jobs take turns: preemptible jobs of equal priority, ordered by the level of the service they had,
+/// which waiting lowers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TimeSharing {
@@ -118,22 +118,22 @@ pub struct TimeSharing {
     pub enabled: bool,
     /// The shortest turn.
     pub minimum_run: Span,
-    /// GPU-time of the first level; each further level is twice the one before.
+    /// Time of the whole pool whose GPU-time makes the first level; each further level is twice the one before.
     pub level: Span,
     /// Waiting that lowers the level by one.
     pub ageing: Span,
 }
 
 impl TimeSharing {
-    /// On, with the figures that the Kalos trace was replayed with: turns of 2 h, levels from
-    /// 32 GPU-hours (4 h of a node of 8), a level less for each 48 h of waiting.
+    /// On, with turns of 2 h, levels from a quarter of an hour of the whole pool, a level less for each 40 h of
+    /// waiting: what did best on the Kalos trace and on perturbed ones, see `docs/performance.md`.
     #[must_use]
     pub fn on() -> TimeSharing {
         TimeSharing {
             enabled: true,
             minimum_run: Span::minutes(120),
-            level: Span::minutes(32 * 60),
-            ageing: Span::minutes(48 * 60),
+            level: Span::minutes(15),
+            ageing: Span::minutes(40 * 60),
         }
     }
 }

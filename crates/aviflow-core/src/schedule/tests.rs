@@ -2,9 +2,11 @@
 
 use super::*;
 use crate::explain;
+use crate::gpus::Slots;
 use crate::lifecycle::{self, Event};
-use crate::model::{JobKey, NodeRange, Phase, Request};
+use crate::model::{Job, JobKey, Node, NodeRange, Phase, Request};
 use proptest::prelude::*;
+use std::cmp::Reverse;
 
 fn node(id: u32, gpu_type: &str, free: u32) -> Node {
     // What is not free is broken: it needs no job to hold it.

@@ -9,7 +9,7 @@ use aviflow_core::model::{
     EnvironmentHash, EnvironmentState, Job, JobId, JobKey, Node, NodeCondition, NodeId, Phase, QueueState, Request,
     Snapshot,
 };
-use aviflow_core::schedule::{Constraint, never_fits};
+use aviflow_core::schedule::never_fits;
 use std::sync::Arc;
 
 /// Why a request would not be taken, now and whatever ends.
@@ -27,16 +27,8 @@ pub fn refusal(snapshot: &Snapshot, request: &Request) -> Option<Refusal> {
     if queue.state == QueueState::Draining {
         return Some(Refusal::QueueDraining(queue.name.clone()));
     }
-    match never_fits(snapshot, &request.shape())? {
-        Constraint::Never { needs_nodes, gpus_per_node, gpu_types, capable_nodes } => {
-            Some(Refusal::NeverFits(explain::never(needs_nodes, gpus_per_node, &gpu_types, capable_nodes)))
-        }
-        Constraint::Paused { .. }
-        | Constraint::QueueHeld { .. }
-        | Constraint::Environment { .. }
-        | Constraint::BackOff { .. }
-        | Constraint::Capacity { .. } => None,
-    }
+    let never = never_fits(snapshot, request)?;
+    explain::never(&never).map(Refusal::NeverFits)
 }
 
 fn condition(cordoned: bool, gone: bool) -> NodeCondition {

@@ -73,6 +73,7 @@ fn capacity() -> Constraint {
         gpu_types: vec!["H100".into()],
         nodes_with_room: 0,
         free_gpus: 8,
+        level: None,
         most_free_on_a_node: 4,
     }
 }

@@ -1,0 +1,231 @@
+//! What keeps each waiting job, found at the end of the pass: the numbers are
+//! those of the plan as it stands.
+
+use super::memo::Class;
+use super::pass::{Ask, Pass, environment_ready, held_queue, within};
+use super::quota::Short;
+use super::{Constraint, place};
+use crate::model::{EvictionCause, Job, JobId, NODE_LEVEL, NodeCondition, Request, Snapshot};
+use std::collections::BTreeMap;
+
+/// What keeps the job whatever is free.
+pub(super) fn gate(pass: &mut Pass<'_>, ask: &Ask<'_>) -> Option<Constraint> {
+    if let Some(until) = ask.job.not_before.filter(|t| *t > pass.now) {
+        pass.wake(until);
+    }
+    gate_of(pass, ask)
+}
+
+fn gate_of(pass: &Pass<'_>, ask: &Ask<'_>) -> Option<Constraint> {
+    let job = ask.job;
+    if let Some(by) = &job.held {
+        return Some(Constraint::Held { by: by.clone() });
+    }
+    let open = |met: Option<bool>| job.after.iter().find(|d| d.met == met).cloned();
+    if let Some(d) = open(Some(false)).or_else(|| open(None)) {
+        return Some(Constraint::After { job: d.job, name: d.name, on: d.on, impossible: d.met.is_some() });
+    }
+    if !environment_ready(pass.snapshot, job) {
+        return job.environment.clone().map(|hash| Constraint::Environment { hash });
+    }
+    let until = job.not_before.filter(|t| *t > pass.now)?;
+    Some(Constraint::BackOff { until })
+}
+
+/// Fills in the constraint of each waiting job; jobs of one class share theirs.
+pub(super) fn explain(pass: &mut Pass<'_>) {
+    let mut known: BTreeMap<Constraint, usize> = BTreeMap::new();
+    let mut of_class: BTreeMap<(u32, bool, usize), usize> = BTreeMap::new();
+    let mut waiting = std::mem::take(&mut pass.out.waiting);
+    for entry in &mut waiting {
+        let Some(waiter) = pass.index.waiting.get(&entry.job) else { continue };
+        let Some(ask) = pass.ask(entry.job, waiter) else { continue };
+        let own = own(pass, &ask, waiter.gated || waiter.claims);
+        let index = match own {
+            Some(constraint) => intern(pass, &mut known, constraint),
+            None => {
+                let before = pass.promises.partition_point(|p| p.start < ask.end);
+                let key = (waiter.class, ask.insists, before);
+                match of_class.get(&key) {
+                    Some(index) => *index,
+                    None => {
+                        let constraint = of(pass, &ask);
+                        let index = intern(pass, &mut known, constraint);
+                        of_class.insert(key, index);
+                        index
+                    }
+                }
+            }
+        };
+        entry.constraint = index;
+    }
+    pass.out.waiting = waiting;
+}
+
+fn intern(pass: &mut Pass<'_>, known: &mut BTreeMap<Constraint, usize>, constraint: Constraint) -> usize {
+    if let Some(index) = known.get(&constraint) {
+        return *index;
+    }
+    let index = pass.out.constraints.len();
+    pass.out.constraints.push(constraint.clone());
+    known.insert(constraint, index);
+    index
+}
+
+/// What keeps this job and not all of its class.
+fn own(pass: &Pass<'_>, ask: &Ask<'_>, special: bool) -> Option<Constraint> {
+    if let Some(by) = &pass.snapshot.paused {
+        return Some(Constraint::Paused { by: by.clone() });
+    }
+    if pass.promised.contains(&ask.id) {
+        return Some(claimed(pass, ask.id, ask.job));
+    }
+    if special && let Some(gate) = gate_of(pass, ask) {
+        return Some(gate);
+    }
+    let claims = ask.job.claim.is_some() && !pass.dropped.contains(&ask.id);
+    claims.then(|| claimed(pass, ask.id, ask.job))
+}
+
+fn claimed(pass: &Pass<'_>, id: JobId, job: &Job) -> Constraint {
+    let now = pass.out.decisions.iter().find_map(|d| match d {
+        super::Decision::Claim { job, claim } if *job == id => Some(claim),
+        super::Decision::Claim { .. }
+        | super::Decision::Start { .. }
+        | super::Decision::Unclaim { .. }
+        | super::Decision::Evict { .. }
+        | super::Decision::Spare { .. }
+        | super::Decision::Suspend { .. }
+        | super::Decision::Window { .. }
+        | super::Decision::Take { .. } => None,
+    });
+    let claim = now.or(job.claim.as_ref());
+    let victims = claim.map_or(&[][..], |c| &c.victims).iter().map(|(id, _)| *id).collect();
+    Constraint::Claimed { victims, cause: claim.map_or(EvictionCause::Turn, |c| c.cause) }
+}
+
+fn of(pass: &Pass<'_>, ask: &Ask<'_>) -> Constraint {
+    let class = ask.class;
+    if let Some(queue) = held_queue(pass, ask.queue) {
+        let gone = !pass.snapshot.queues.contains_key(&queue) && !pass.snapshot.queues.is_empty();
+        return if gone { Constraint::QueueGone { queue } } else { Constraint::QueueHeld { queue } };
+    }
+    if let Some(never) = never_fits(pass.snapshot, &class_request(class)) {
+        return never;
+    }
+    let mut short = None;
+    for s in pass.grid.candidates(&class.gpu_types) {
+        let t = pass.grid.segments[s].gpu_type;
+        match pass.quotas.short(ask.queue, t, class.gpus(), class.preemptible) {
+            Some(why) => short = short.or(Some((why, t))),
+            None => return capacity(pass, ask),
+        }
+    }
+    let Some((why, t)) = short else { return capacity(pass, ask) };
+    let (gpu_type, needs) = (pass.grid.types[t].clone(), class.gpus());
+    let name = |q: usize| pass.quotas.branches[q].name.clone();
+    match why {
+        Short::Limit { queue, limit, used } => {
+            Constraint::QueueLimit { queue: name(queue), gpu_type, limit, used, needs }
+        }
+        Short::Guarantee { queue, guarantee, used } => {
+            Constraint::QueueGuarantee { queue: name(queue), gpu_type, guarantee, used, needs }
+        }
+        Short::Kept { free, kept } => Constraint::Kept { gpu_type, free, kept, needs },
+    }
+}
+
+/// Too few nodes have room, or those that have are promised to others, or not where the gang wants to be.
+fn capacity(pass: &Pass<'_>, ask: &Ask<'_>) -> Constraint {
+    let class = ask.class;
+    let view = &pass.views[0];
+    let gpus = class.gpus_per_node;
+    let mut best: Option<(u32, u32, u32, usize)> = None;
+    for s in pass.grid.candidates(&class.gpu_types) {
+        let segment = &pass.grid.segments[s];
+        let quota = pass.quotas.short(ask.queue, segment.gpu_type, class.gpus(), class.preemptible).is_some();
+        let Some(level) = within(segment, class, ask.insists).filter(|_| !quota) else { continue };
+        let room = place::room(pass.grid, segment, view, gpus, level);
+        if room >= class.nodes.min
+            && let Some(p) =
+                pass.promises.iter().find(|p| p.segment == s && p.start < ask.end && !p.yields_to(pass, ask))
+        {
+            let name = |id: JobId| pass.snapshot.jobs.get(&id).map(|j| j.key.name.clone());
+            let job = p.owner.as_ref().and_then(|o| name(o.job));
+            return Constraint::Promised { job, start: p.start };
+        }
+        if ask.insists && room < class.nodes.min {
+            let anywhere = within(segment, class, false).map_or(0, |l| place::room(pass.grid, segment, view, gpus, l));
+            if anywhere >= class.nodes.min
+                && let (Some(level), Some(wait)) = (&class.topology.prefer, class.topology.max_wait)
+            {
+                let until = ask.job.submitted + wait;
+                return Constraint::Preference {
+                    level: level.clone(),
+                    needs_nodes: class.nodes.min,
+                    best: room,
+                    until,
+                };
+            }
+        }
+        let whole = &segment.domains[segment.top()][0];
+        let (free, most) = view.free_in(pass.grid, whole.id);
+        // The type that comes nearest is the one to name.
+        if best.is_none_or(|b| (room, free, most) > (b.0, b.1, b.2)) {
+            best = Some((room, free, most, s));
+        }
+    }
+    let (room, free, most, _) = best.unwrap_or_default();
+    Constraint::Capacity {
+        needs_nodes: class.nodes.min,
+        gpus_per_node: gpus,
+        gpu_types: class.gpu_types.clone(),
+        nodes_with_room: room,
+        free_gpus: free,
+        most_free_on_a_node: most,
+        level: class.topology.require.clone().filter(|l| l != NODE_LEVEL),
+    }
+}
+
+fn class_request(class: &Class) -> Request {
+    Request {
+        nodes: class.nodes,
+        gpu_types: class.gpu_types.clone(),
+        topology: class.topology.clone(),
+        ..Request::of(class.nodes.min, class.gpus_per_node)
+    }
+}
+
+/// Whether the pool, empty, could hold the request; `None` if it could, else the constraint that says why not.
+#[must_use]
+pub fn never_fits(snapshot: &Snapshot, request: &Request) -> Option<Constraint> {
+    // For each pool and type the nodes that are large enough, by the domain that must hold the gang.
+    let mut capable: BTreeMap<(&str, &str, Vec<String>), u32> = BTreeMap::new();
+    let require = request.topology.require.as_deref();
+    for node in snapshot.nodes.values().filter(|n| n.condition != NodeCondition::Gone) {
+        if !request.gpu_types.is_empty() && !request.gpu_types.contains(&node.gpu_type) {
+            continue;
+        }
+        if node.gpus.without(node.unhealthy).count() < request.gpus_per_node {
+            continue;
+        }
+        let domain = match require {
+            None => Vec::new(),
+            Some(NODE_LEVEL) => vec![node.name.clone()],
+            Some(name) => {
+                let levels = snapshot.pools.get(&node.pool).map_or(&[][..], |p| &p.levels);
+                let Some(level) = levels.iter().position(|l| l == name) else { continue };
+                node.path.get(level..).map(<[String]>::to_vec).unwrap_or_default()
+            }
+        };
+        *capable.entry((&node.pool, &node.gpu_type, domain)).or_default() += 1;
+    }
+    let most = capable.into_values().max().unwrap_or(0);
+    (most < request.nodes.min).then(|| Constraint::Never {
+        needs_nodes: request.nodes.min,
+        gpus_per_node: request.gpus_per_node,
+        gpu_types: request.gpu_types.clone(),
+        capable_nodes: most,
+        level: request.topology.require.clone(),
+    })
+}

@@ -1,0 +1,163 @@
+//! The order of the waiting jobs: queues by what they lack, then by decayed use
+//! over weight; inside a queue by priority, then the users' decayed use, then
+//! submission; where jobs take turns, by level instead of use.
+//!
+//! The order follows what the pass itself starts: after each start the queues
+//! and users concerned are compared again.
+
+use super::memo::Waiter;
+use super::pass::Pass;
+use super::quota::PRESENT;
+use super::turns;
+use crate::model::{JobId, TimeSharing};
+use crate::time::Time;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+
+type QueueKey = Vec<(bool, u64, usize)>;
+
+/// What stands first in a line.
+type JobKey = (Reverse<i32>, i64, u64, Time, JobId);
+
+/// A walk over all waiting jobs.
+pub(super) struct Walk<'a> {
+    lines: Vec<Line<'a>>,
+    /// Lines that are not at their end, by the key of their queue for the type that their next job wants.
+    queues: BTreeSet<(QueueKey, usize)>,
+    current: Option<(usize, u32)>,
+}
+
+struct Line<'a> {
+    /// The index of the queue's jobs.
+    jobs: usize,
+    queue: usize,
+    /// Its present key.
+    key: QueueKey,
+    /// What the next job wants.
+    gpu_type: Option<usize>,
+    /// The next job of each user and priority, or all jobs where they take turns.
+    next: BTreeSet<(JobKey, u32)>,
+    rest: BTreeMap<(Reverse<i32>, u32), std::collections::btree_set::Iter<'a, (Time, JobId)>>,
+    /// Decayed use of the users with what they hold, by user.
+    had: BTreeMap<u32, u64>,
+}
+
+impl<'a> Walk<'a> {
+    pub(super) fn new(pass: &Pass<'a>) -> Walk<'a> {
+        let mut walk = Walk { lines: Vec::new(), queues: BTreeSet::new(), current: None };
+        for (jobs, line) in pass.index.lines.iter().enumerate() {
+            if line.by_user.is_empty() {
+                continue;
+            }
+            let queue = pass.branch[jobs];
+            let mut new = Line {
+                jobs,
+                queue,
+                key: Vec::new(),
+                gpu_type: None,
+                next: BTreeSet::new(),
+                rest: BTreeMap::new(),
+                had: BTreeMap::new(),
+            };
+            match pass.sharing(queue, &[]) {
+                Some(sharing) => new.levels(pass, &sharing),
+                None => new.users(pass),
+            }
+            walk.lines.push(new);
+            walk.place(pass, walk.lines.len() - 1);
+        }
+        walk
+    }
+
+    /// Puts a line where its next job belongs.
+    fn place(&mut self, pass: &Pass<'a>, at: usize) {
+        let line = &mut self.lines[at];
+        let Some((key, _)) = line.next.first() else { return };
+        line.gpu_type = pass.index.waiting.get(&key.4).and_then(|w| w.gpu_type);
+        line.key = pass.quotas.key(line.queue, line.gpu_type);
+        self.queues.insert((line.key.clone(), at));
+    }
+
+    /// The next job. [`Walk::done`] must follow if it got something.
+    pub(super) fn next(&mut self, pass: &Pass<'a>) -> Option<(JobId, &'a Waiter)> {
+        loop {
+            let at = self.queues.first()?.1;
+            let line = &mut self.lines[at];
+            let Some((key, user)) = line.next.pop_first() else {
+                self.queues.pop_first();
+                continue;
+            };
+            let id = key.4;
+            self.current = Some((at, user));
+            if let Some((submitted, next)) = line.rest.get_mut(&(key.0, user)).and_then(Iterator::next) {
+                let had = line.had.get(&user).copied().unwrap_or(0);
+                line.next.insert(((key.0, 0, had, *submitted, *next), user));
+            }
+            let wants = line.next.first().and_then(|(k, _)| pass.index.waiting.get(&k.4)).map(|w| w.gpu_type);
+            if wants.is_none_or(|t| t != line.gpu_type) {
+                self.queues.pop_first();
+                self.place(pass, at);
+            }
+            if let Some(waiter) = pass.index.waiting.get(&id) {
+                return Some((id, waiter));
+            }
+        }
+    }
+
+    /// The job got so many GPUs, or none: another line may stand first now.
+    pub(super) fn done(&mut self, pass: &Pass<'a>, gpus: u32) {
+        let Some((at, user)) = self.current.take().filter(|_| gpus > 0) else { return };
+        let present = u64::from(gpus).saturating_mul(PRESENT.0.unsigned_abs());
+        let root = pass.quotas.branches[self.lines[at].queue].path[0];
+        let line = &mut self.lines[at];
+        if let Some(had) = line.had.get_mut(&user) {
+            *had = had.saturating_add(present);
+            let had = *had;
+            let mine: Vec<(JobKey, u32)> = line.next.iter().filter(|(_, u)| *u == user).copied().collect();
+            for (key, user) in mine {
+                line.next.remove(&(key, user));
+                line.next.insert(((key.0, key.1, had, key.3, key.4), user));
+            }
+        }
+        for l in 0..self.lines.len() {
+            let line = &self.lines[l];
+            if pass.quotas.branches[line.queue].path[0] == root && self.queues.remove(&(line.key.clone(), l)) {
+                self.place(pass, l);
+            }
+        }
+    }
+}
+
+impl<'a> Line<'a> {
+    fn users(&mut self, pass: &Pass<'a>) {
+        let queue = &pass.quotas.branches[self.queue].name;
+        for ((priority, user), list) in &pass.index.lines[self.jobs].by_user {
+            let had = *self.had.entry(*user).or_insert_with(|| {
+                let started = pass.charged.get(&(self.jobs, *user)).copied().unwrap_or(0);
+                let started = u64::from(started).saturating_mul(PRESENT.0.unsigned_abs());
+                let key = (queue.clone(), pass.index.users[*user as usize].clone());
+                started
+                    + pass.snapshot.usage.get(&key).map_or(0, |u| {
+                        let present = u64::from(u.gpus).saturating_mul(PRESENT.0.unsigned_abs());
+                        u.at(pass.now, pass.snapshot.policy.half_life).saturating_add(present)
+                    })
+            });
+            let mut rest = list.iter();
+            if let Some((submitted, id)) = rest.next() {
+                self.next.insert(((*priority, 0, had, *submitted, *id), *user));
+                self.rest.insert((*priority, *user), rest);
+            }
+        }
+    }
+
+    fn levels(&mut self, pass: &Pass<'a>, sharing: &TimeSharing) {
+        for ((priority, user), list) in &pass.index.lines[self.jobs].by_user {
+            for (submitted, id) in list {
+                let Some(waiter) = pass.index.waiting.get(id) else { continue };
+                let gpus = pass.index.classes[waiter.class as usize].gpus();
+                let level = turns::level(pass, sharing, waiter.had, gpus, *submitted);
+                self.next.insert(((*priority, level, 0, *submitted, *id), *user));
+            }
+        }
+    }
+}

@@ -1,0 +1,333 @@
+//! One pass: the state it works on, and the walk over the waiting jobs in their order.
+
+use super::grid::{Grid, View};
+use super::memo::{Class, Index, Memo, Waiter};
+use super::order::Walk;
+use super::place::{self, Wanted};
+use super::preempt::Rights;
+use super::quota::Quotas;
+use super::reserve::Promise;
+use super::{Decision, Plan, Waiting, claims, constraint, drains, preempt, reserve, turns};
+use crate::gpus::Slots;
+use crate::model::{
+    EnvironmentState, Job, JobId, NODE_LEVEL, Node, NodeCondition, NodeId, Phase, Placement, QueueState, Snapshot,
+    TimeSharing,
+};
+use crate::time::{Span, Time};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What the pass knows and has decided so far.
+pub(super) struct Pass<'a> {
+    pub(super) snapshot: &'a Snapshot,
+    pub(super) now: Time,
+    pub(super) grid: &'a Grid,
+    pub(super) index: &'a Index,
+    pub(super) quotas: Quotas,
+    /// The branch of each interned queue.
+    pub(super) branch: Vec<usize>,
+    /// What is free for a job that ends after the promise before it begins; the first is all that is free.
+    /// One more than `promises`, which are in the order of their beginnings.
+    pub(super) views: Vec<View>,
+    pub(super) promises: Vec<Promise>,
+    /// By class: the shortest that found no place, with what is preferred and without.
+    blocked: Vec<[Option<Time>; 2]>,
+    /// Jobs that a decision of this pass suspends or tells to leave.
+    pub(super) leaving: BTreeSet<JobId>,
+    /// Claimers that this pass starts.
+    pub(super) settled: BTreeSet<JobId>,
+    /// Claimers whose claims this pass takes back.
+    pub(super) dropped: BTreeSet<JobId>,
+    /// Jobs that this pass promises GPUs.
+    pub(super) promised: BTreeSet<JobId>,
+    /// Nodes that this pass gives to a rolling drain.
+    pub(super) taken: BTreeSet<NodeId>,
+    /// Whether a job waits for its turn, and when the first of them gets a lower level.
+    pub(super) turn: Option<Time>,
+    /// The job for which what is free is kept until others have had their shortest turns.
+    pub(super) held: Option<JobId>,
+    /// GPUs that this pass gave to the users of a queue, by the queue's and the user's index.
+    pub(super) charged: BTreeMap<(usize, u32), u32>,
+    /// What the holders are to each other, computed when first asked for.
+    pub(super) rights: Option<Rights>,
+    /// When each GPU of each node will be free, computed when first asked for.
+    pub(super) ends: Option<Vec<Time>>,
+    pub(super) out: Plan,
+}
+
+/// What a job wants, in the terms of the pass.
+#[derive(Clone, Copy)]
+pub(super) struct Ask<'a> {
+    pub(super) id: JobId,
+    pub(super) job: &'a Job,
+    pub(super) class: &'a Class,
+    pub(super) queue: usize,
+    /// When it ends at the latest if it starts now.
+    pub(super) end: Time,
+    /// Whether it still insists on what it prefers.
+    pub(super) insists: bool,
+    pub(super) sharing: Option<TimeSharing>,
+}
+
+/// GPUs of a node that gangs may have now or later.
+fn usable(node: &Node, now: Time) -> Slots {
+    let drained = node.drain.as_ref().is_some_and(|d| d.covers(now));
+    let closed = match node.condition {
+        NodeCondition::Gone => true,
+        NodeCondition::Cordoned => node.cordoned || node.drain.is_none() || drained,
+        NodeCondition::Ready => drained,
+    };
+    if closed { Slots::NONE } else { node.gpus.without(node.unhealthy).without(node.leaving) }
+}
+
+impl<'a> Pass<'a> {
+    fn new(snapshot: &'a Snapshot, memo: &'a Memo, now: Time) -> Pass<'a> {
+        let (grid, index) = (&memo.grid, &memo.index);
+        let mut free = vec![Slots::NONE; grid.ids.len()];
+        for (id, node) in &snapshot.nodes {
+            if let Some(i) = grid.index.get(id) {
+                free[*i] = usable(node, now).without(node.held).without(node.claimed);
+            }
+        }
+        let mut quotas = Quotas::new(snapshot, grid, now);
+        let branch: Vec<usize> = index.queues.iter().map(|q| quotas.of(snapshot, grid, q)).collect();
+        for holder in index.holders.values() {
+            quotas.charge(branch[holder.queue as usize], holder.gpu_type, holder.gpus, holder.preemptible, true);
+        }
+        Pass {
+            snapshot,
+            now,
+            grid,
+            index,
+            quotas,
+            branch,
+            views: vec![View::new(grid, free)],
+            promises: Vec::new(),
+            blocked: vec![[None; 2]; index.classes.len()],
+            leaving: BTreeSet::new(),
+            settled: BTreeSet::new(),
+            dropped: BTreeSet::new(),
+            taken: BTreeSet::new(),
+            promised: BTreeSet::new(),
+            turn: None,
+            held: None,
+            charged: BTreeMap::new(),
+            rights: None,
+            ends: None,
+            out: Plan::default(),
+        }
+    }
+
+    /// GPUs of a node that gangs may have now or later.
+    pub(super) fn usable(&self, node: &Node) -> Slots {
+        if self.taken.contains(&node.id) { Slots::NONE } else { usable(node, self.now) }
+    }
+
+    /// From when on a node is to be empty, if it is.
+    pub(super) fn drained_from(&self, node: &Node) -> Option<Time> {
+        let own = node.drain.as_ref().filter(|d| !d.over(self.now)).map(|d| d.from);
+        if self.taken.contains(&node.id) { Some(self.now) } else { own }
+    }
+
+    pub(super) fn wake(&mut self, at: Time) {
+        if at > self.now {
+            self.out.next_wake = Some(self.out.next_wake.map_or(at, |w| w.min(at)));
+        }
+    }
+
+    pub(super) fn ask(&self, id: JobId, waiter: &Waiter) -> Option<Ask<'a>> {
+        let job = self.snapshot.jobs.get(&id)?;
+        let class = &self.index.classes[waiter.class as usize];
+        let queue = self.branch[class.queue as usize];
+        let topology = &class.topology;
+        let patient = topology.max_wait.is_some_and(|wait| self.now < job.submitted + wait);
+        let sharing = if class.preemptible { self.sharing(queue, &class.gpu_types) } else { None };
+        let end = waiter.left.map_or(Time(i64::MAX), |left| self.now + left);
+        Some(Ask { id, job, class, queue, end, insists: patient && topology.prefer.is_some(), sharing })
+    }
+
+    /// Whether jobs of a queue take turns, by its own word, that of a queue above, or the pool's.
+    pub(super) fn sharing(&self, queue: usize, gpu_types: &[String]) -> Option<TimeSharing> {
+        let of_queue = |b: &usize| self.snapshot.queues.get(&self.quotas.branches[*b].name)?.time_sharing;
+        let own = self.quotas.branches[queue].path.iter().rev().find_map(of_queue);
+        let of_pool = |s: usize| self.snapshot.pools.get(&self.grid.segments[s].pool)?.time_sharing;
+        let sharing = own.or_else(|| self.grid.candidates(gpu_types).into_iter().find_map(of_pool));
+        sharing.filter(|s| s.enabled && self.snapshot.policy.preemption)
+    }
+
+    fn walk(&mut self) {
+        let mut walk = Walk::new(self);
+        while let Some((id, waiter)) = walk.next(self) {
+            if self.settled.contains(&id) {
+                continue;
+            }
+            let claims = waiter.claims && !self.dropped.contains(&id);
+            if self.snapshot.paused.is_some() || claims || self.promised.contains(&id) {
+                self.wait(id);
+                continue;
+            }
+            let Some(ask) = self.ask(id, waiter) else { continue };
+            let got = self.visit(&ask, waiter.class as usize, waiter.gated);
+            if got > 0 {
+                *self.charged.entry((waiter.queue as usize, waiter.user)).or_default() += got;
+            }
+            walk.done(self, got);
+        }
+    }
+
+    /// What was promised in the last round was promised without knowing what starts beside it: with that known
+    /// there may be room for more. Forgets the promises, keeps what was decided.
+    fn again(&mut self) {
+        self.views.truncate(1);
+        self.promises.clear();
+        self.blocked.fill([None; 2]);
+        self.ends = None;
+        self.turn = None;
+        self.out.waiting.clear();
+        self.out.reservations.clear();
+        drains::coming(self);
+    }
+
+    fn wait(&mut self, id: JobId) {
+        self.out.waiting.push(Waiting { job: id, constraint: usize::MAX });
+    }
+
+    /// Starts the job, or has it wait; tells the GPUs that it got or was promised.
+    fn visit(&mut self, ask: &Ask<'a>, class: usize, gated: bool) -> u32 {
+        let mode = usize::from(ask.insists);
+        let known = self.blocked[class][mode].is_some_and(|shortest| ask.end >= shortest);
+        if known || gated && constraint::gate(self, ask).is_some() {
+            self.wait(ask.id);
+            return 0;
+        }
+        if held_queue(self, ask.queue).is_none() {
+            if let Some((segment, placement)) = self.place_free(ask) {
+                let gpus = placement.gpus().count();
+                self.take(segment, &placement, ask.queue, ask.class.preemptible);
+                self.settled.insert(ask.id);
+                self.out.decisions.push(Decision::Start { job: ask.id, placement });
+                return gpus;
+            }
+            if let Some(gpus) = preempt::claim(self, ask) {
+                self.promised.insert(ask.id);
+                self.wait(ask.id);
+                return gpus;
+            }
+            reserve::reserve(self, ask);
+            turns::note(self, ask);
+        }
+        self.blocked[class][mode] = Some(ask.end);
+        self.wait(ask.id);
+        0
+    }
+
+    /// The first accelerator type in order of preference, and the best place there.
+    pub(super) fn place_free(&self, ask: &Ask<'a>) -> Option<(usize, Placement)> {
+        self.grid.candidates(&ask.class.gpu_types).into_iter().find_map(|s| {
+            let view = self.view_for(ask, s);
+            let wanted = self.wanted(ask, s, true)?;
+            place::place(self.grid, &self.grid.segments[s], view, &wanted).map(|p| (s, p))
+        })
+    }
+
+    /// What a job wants of a segment; none if the topology or the quota there cannot give it.
+    pub(super) fn wanted(&self, ask: &Ask<'a>, segment: usize, as_many: bool) -> Option<Wanted<'a>> {
+        let class = ask.class;
+        let s = &self.grid.segments[segment];
+        let within = within(s, class, ask.insists)?;
+        if class.topology.require.as_deref() == Some(NODE_LEVEL) && class.nodes.min > 1 {
+            return None;
+        }
+        let fits = |n: u32| {
+            let gpus = n.saturating_mul(class.gpus_per_node);
+            self.quotas.short(ask.queue, s.gpu_type, gpus, class.preemptible).is_none()
+        };
+        if as_many && !fits(class.nodes.min) {
+            return None;
+        }
+        let mut most = if as_many { class.nodes.max } else { class.nodes.min };
+        while most > class.nodes.min && !fits(most) {
+            most -= 1;
+        }
+        let nodes = (class.nodes.min, most);
+        Some(Wanted { nodes, gpus_per_node: class.gpus_per_node, within, last: &ask.job.last_nodes })
+    }
+
+    /// What is free for the job: not what is promised to others before it would end, unless they could take it back.
+    pub(super) fn view_for(&self, ask: &Ask<'a>, segment: usize) -> &View {
+        let before = self.promises.partition_point(|p| p.start < ask.end);
+        let mine = |p: &&Promise| p.segment == segment;
+        if self.promises[..before].iter().filter(mine).all(|p| p.yields_to(self, ask)) {
+            return &self.views[0];
+        }
+        &self.views[before]
+    }
+
+    pub(super) fn take(&mut self, segment: usize, placement: &Placement, queue: usize, preemptible: bool) {
+        for view in &mut self.views {
+            view.take(self.grid, placement);
+        }
+        let t = self.grid.segments[segment].gpu_type;
+        self.quotas.charge(queue, t, placement.gpus().count(), preemptible, true);
+        // Whoever holds them from now on is not in the list.
+        self.ends = None;
+    }
+}
+
+/// The index of the largest level of which one domain must hold the gang; none if the pool does not have it.
+pub(super) fn within(segment: &super::grid::Segment, class: &Class, insists: bool) -> Option<usize> {
+    let level = |name: &String| if name == NODE_LEVEL { Some(0) } else { segment.level(name) };
+    let required = match &class.topology.require {
+        Some(name) => level(name)?,
+        None => segment.top(),
+    };
+    // A level that the pool does not have cannot be preferred in it.
+    let preferred = class.topology.prefer.as_ref().filter(|_| insists).and_then(level);
+    Some(preferred.map_or(required, |p| p.min(required)))
+}
+
+/// Decides; see the module above.
+pub(super) fn run(snapshot: &Snapshot, memo: &mut Memo, now: Time) -> Plan {
+    memo.refresh(snapshot);
+    let mut pass = Pass::new(snapshot, memo, now);
+    drains::windows(&mut pass);
+    drains::roll(&mut pass);
+    claims::keep(&mut pass);
+    claims::evictions(&mut pass);
+    drains::move_away(&mut pass);
+    drains::coming(&mut pass);
+    loop {
+        let before = pass.out.decisions.len();
+        pass.walk();
+        if pass.out.decisions.len() == before || pass.promises.is_empty() {
+            break;
+        }
+        pass.again();
+    }
+    turns::wake(&mut pass);
+    constraint::explain(&mut pass);
+    pass.out
+}
+
+/// Whether something beside GPUs and quota keeps a queue's jobs.
+pub(super) fn held_queue(pass: &Pass<'_>, queue: usize) -> Option<String> {
+    let held = |b: &&usize| pass.quotas.branches[**b].state == QueueState::Held;
+    pass.quotas.branches[queue].path.iter().find(held).map(|b| pass.quotas.branches[*b].name.clone())
+}
+
+/// Whether an environment can be used.
+pub(super) fn environment_ready(snapshot: &Snapshot, job: &Job) -> bool {
+    job.environment.as_ref().is_none_or(|hash| snapshot.environments.get(hash) == Some(&EnvironmentState::Ready))
+}
+
+/// How long a gang has held its GPUs.
+pub(super) fn held_for(job: &Job, now: Time) -> Span {
+    match &job.phase {
+        Phase::Starting(g) | Phase::Running(g) => now.since(g.placed),
+        Phase::Queued
+        | Phase::Suspending(_)
+        | Phase::Stopping(_)
+        | Phase::Succeeded
+        | Phase::Failed(_)
+        | Phase::Cancelled { .. } => Span(0),
+    }
+}

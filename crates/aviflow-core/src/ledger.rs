@@ -236,6 +236,30 @@ impl Ledger {
         closed.into_iter().map(|((from, to, state, owner), gpus)| Entry { gpus, state, owner, from, to }).collect()
     }
 
+    /// Ends the open intervals of some GPUs and begins others that are equal, as whom they are charged
+    /// to becomes another.
+    pub fn cut(&mut self, gpus: &GpuSet, at: Time) -> Vec<Entry> {
+        let mut closed: BTreeMap<(Time, GpuState, Option<Owner>), GpuSet> = BTreeMap::new();
+        for (node, slots) in gpus.iter() {
+            let Some(open) = self.0.get_mut(&node) else { continue };
+            let mut next = Vec::with_capacity(open.len() + 1);
+            for o in open.drain(..) {
+                let (hit, rest) = (o.slots.and(slots), o.slots.without(slots));
+                if hit.is_empty() || at <= o.from {
+                    next.push(o);
+                    continue;
+                }
+                closed.entry((o.from, o.state, o.owner)).or_default().insert(node, hit);
+                next.push(Open { slots: hit, from: at, ..o });
+                if !rest.is_empty() {
+                    next.push(Open { slots: rest, ..o });
+                }
+            }
+            *open = join(next);
+        }
+        closed.into_iter().map(|((from, state, owner), gpus)| Entry { gpus, state, owner, from, to: at }).collect()
+    }
+
     /// GPU time of the open intervals up to `now`, by state and owner.
     #[must_use]
     pub fn open_time(&self, now: Time) -> BTreeMap<(GpuState, Option<Owner>), Span> {
@@ -309,15 +333,29 @@ mod tests {
         assert_eq!(ledger.node(NodeId(1)).iter().find(|o| o.state == GpuState::Idle).map(|o| o.from), Some(Time(300)));
     }
 
+    #[test]
+    fn a_cut_ends_an_interval_and_begins_its_like() {
+        let mut ledger = Ledger::default();
+        ledger.open_node(&node(1, 8), Time(0));
+        let closed = ledger.cut(&GpuSet::of(NodeId(1), Slots(0b11)), Time(70));
+        assert_eq!((closed.len(), closed[0].gpu_ms(), closed[0].state), (1, 140, GpuState::Free));
+        assert!(ledger.cut(&GpuSet::of(NodeId(1), Slots(0b11)), Time(70)).is_empty(), "nothing is left to end");
+        assert_eq!(ledger.node(NodeId(1)).len(), 2);
+    }
+
     proptest! {
         #[test]
         fn the_states_sum_to_the_capacity(posts in prop::collection::vec(
-            (1u32..4, 0u64..256, 0usize..15, 0i64..10_000, 0u64..3), 0..60))
+            (1u32..4, 0u64..256, 0usize..15, 0i64..10_000, 0u64..3, prop::bool::weighted(0.1)), 0..60))
         {
             let mut ledger = Ledger::default();
             for id in 1..4 { ledger.open_node(&node(id, 8), Time(0)); }
             let mut closed = Vec::new();
-            for (id, mask, state, at, job) in posts {
+            for (id, mask, state, at, job, cut) in posts {
+                if cut {
+                    closed.extend(ledger.cut(&GpuSet::of(NodeId(id), Slots(mask)), Time(at)));
+                    continue;
+                }
                 let owner = (job > 0).then_some(Owner { job: JobId(job), attempt: 1 });
                 closed.extend(ledger.post(&Posting {
                     gpus: GpuSet::of(NodeId(id), Slots(mask)),

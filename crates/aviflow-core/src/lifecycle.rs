@@ -451,7 +451,8 @@ fn place(job: &mut Job, placement: &Placement, now: Time, fx: &mut Vec<Effect>) 
 }
 
 fn suspend(job: &mut Job, by: &str, hold: bool, turned_out: Option<&TurnedOut>, now: Time, fx: &mut Vec<Effect>) {
-    if matches!(job.phase, Phase::Queued) && hold {
+    // What waits, or will wait again, holds nothing to give back: it only must not start.
+    if hold && !matches!(job.phase, Phase::Starting(_) | Phase::Running(_)) {
         waiting::hold(job, by, fx);
     }
     if !matches!(job.phase, Phase::Starting(_) | Phase::Running(_)) {

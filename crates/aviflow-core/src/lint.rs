@@ -2,8 +2,8 @@
 
 use crate::gpus::Slots;
 use crate::ledger::{GpuState, unallocated};
-use crate::model::{JobId, NodeId, Phase, Snapshot, WorkerState};
-use std::collections::BTreeMap;
+use crate::model::{EvictionCause, Job, JobId, NodeCondition, NodeId, Phase, Snapshot, WorkerState};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Everything that is wrong with a snapshot; empty if nothing is.
 #[must_use]
@@ -12,6 +12,10 @@ pub fn lint(snapshot: &Snapshot) -> Vec<String> {
     let holders = gangs(snapshot, &mut wrong);
     books(snapshot, &holders, &mut wrong);
     ledger(snapshot, &holders, &mut wrong);
+    claims(snapshot, &mut wrong);
+    charges(snapshot, &mut wrong);
+    tree(snapshot, &mut wrong);
+    drains(snapshot, &mut wrong);
     wrong
 }
 
@@ -114,14 +118,148 @@ fn ledger(snapshot: &Snapshot, holders: &Holders, wrong: &mut Vec<String>) {
             wrong.push(format!("ledger: node {} accounts for {seen:?} of {:?}", node.name, node.gpus));
         }
         for (slots, state) in unallocated(node) {
-            let booked = |s: GpuState| {
-                s == state
-                    || matches!(s, GpuState::Claimed | GpuState::Reserved | GpuState::Stranded | GpuState::Foreign)
-            };
+            let booked =
+                |s: GpuState| s == state || matches!(s, GpuState::Reserved | GpuState::Stranded | GpuState::Foreign);
             for open in snapshot.ledger.node(node.id) {
                 if !open.slots.and(slots).is_empty() && !booked(open.state) {
                     wrong.push(format!("ledger: node {} books loose GPUs as {}", node.name, open.state.name()));
                 }
+            }
+        }
+    }
+}
+
+/// What is promised is promised once, to a job that waits, and to nobody else; who must leave, leaves for somebody.
+fn claims(snapshot: &Snapshot, wrong: &mut Vec<String>) {
+    let mut promised: BTreeMap<NodeId, Slots> = BTreeMap::new();
+    for job in snapshot.jobs.values() {
+        let name = &job.key.name;
+        if job.held.is_some() && matches!(job.phase, Phase::Starting(_) | Phase::Running(_)) {
+            wrong.push(format!("job {name} is held and {}", job.phase.name()));
+        }
+        for dependency in job.after.iter().filter(|d| d.met.is_none()) {
+            if !snapshot.jobs.contains_key(&dependency.job) {
+                wrong.push(format!("job {name} waits for {}, which has ended", dependency.name));
+            }
+        }
+        eviction(snapshot, job, wrong);
+        let Some(claim) = &job.claim else { continue };
+        if job.phase != Phase::Queued || job.held.is_some() {
+            wrong.push(format!("job {name} is {}, held by {:?}, and has a claim", job.phase.name(), job.held));
+        }
+        for (node, slots) in claim.placement.gpus().iter() {
+            let all = promised.entry(node).or_default();
+            if !all.and(slots).is_empty() {
+                wrong.push(format!("a GPU of node {} is promised to {name} and to another", node.0));
+            }
+            *all = all.or(slots);
+        }
+    }
+    for node in snapshot.nodes.values() {
+        let all = promised.remove(&node.id).unwrap_or_default();
+        if all != node.claimed {
+            wrong.push(format!("node {}: the book says {:?} is claimed, the jobs {all:?}", node.name, node.claimed));
+        }
+        if !node.free().and(all).is_empty() {
+            wrong.push(format!("node {}: a promised GPU is free", node.name));
+        }
+    }
+    for node in promised.keys() {
+        wrong.push(format!("GPUs of node {} are promised, which is unknown", node.0));
+    }
+}
+
+fn eviction(snapshot: &Snapshot, job: &Job, wrong: &mut Vec<String>) {
+    let Some(eviction) = &job.eviction else { return };
+    let name = &job.key.name;
+    if !matches!(job.phase, Phase::Starting(_) | Phase::Running(_)) {
+        wrong.push(format!("job {name} is {} and is to be evicted", job.phase.name()));
+    }
+    let whom = eviction.beneficiary.as_ref().map(|b| b.job);
+    match (eviction.cause, whom) {
+        (EvictionCause::Drain, None) => {}
+        (EvictionCause::Drain, Some(_)) => wrong.push(format!("job {name} leaves a drained node for another job")),
+        (EvictionCause::Reclaim | EvictionCause::Priority | EvictionCause::Turn, whom) => {
+            let claim = whom.and_then(|id| snapshot.jobs.get(&id)).and_then(|j| j.claim.as_ref());
+            if !claim.is_some_and(|c| c.victims.iter().any(|(v, attempt)| *v == job.id && *attempt == job.attempts)) {
+                wrong.push(format!("job {name} is to leave for job {whom:?}, whose claim does not name it"));
+            }
+        }
+    }
+}
+
+/// Decayed use grows by what live attempts hold.
+fn charges(snapshot: &Snapshot, wrong: &mut Vec<String>) {
+    let mut held: BTreeMap<(&str, &str), u32> = BTreeMap::new();
+    for job in snapshot.jobs.values() {
+        if let Some(gang) = job.phase.gang() {
+            *held.entry((&job.request.queue, &job.user)).or_default() += gang.gpu_count();
+        }
+    }
+    for ((queue, user), usage) in &snapshot.usage {
+        let gpus = held.remove(&(queue.as_str(), user.as_str())).unwrap_or(0);
+        if gpus != usage.gpus {
+            wrong.push(format!("{user} is charged for {} GPUs in queue {queue} and holds {gpus}", usage.gpus));
+        }
+    }
+    for ((queue, user), gpus) in held {
+        wrong.push(format!("{user} holds {gpus} GPUs in queue {queue} and is charged for none"));
+    }
+}
+
+/// Queues form a tree, and the path of each node fits its pool.
+fn tree(snapshot: &Snapshot, wrong: &mut Vec<String>) {
+    for queue in snapshot.queues.values() {
+        let mut above = queue;
+        for step in 0.. {
+            let Some(parent) = &above.parent else { break };
+            match snapshot.queues.get(parent) {
+                None => {
+                    wrong.push(format!("queue {} is below {parent}, which does not exist", above.name));
+                    break;
+                }
+                Some(_) if step > snapshot.queues.len() => {
+                    wrong.push(format!("queue {} is below itself", queue.name));
+                    break;
+                }
+                Some(next) => above = next,
+            }
+        }
+    }
+    for node in snapshot.nodes.values() {
+        let pool = snapshot.pools.get(&node.pool);
+        let fits = pool.map_or(node.path.is_empty(), |p| {
+            node.path.len() == p.levels.len() && (p.domains.is_empty() || node.path == p.path(&node.name))
+        });
+        if !fits {
+            wrong.push(format!("node {} is at {:?}, which is not what its pool says", node.name, node.path));
+        }
+    }
+}
+
+/// A node is part of one drain, once; what is away is drained.
+fn drains(snapshot: &Snapshot, wrong: &mut Vec<String>) {
+    for node in snapshot.nodes.values() {
+        if node.cordoned && node.condition == NodeCondition::Ready {
+            wrong.push(format!("node {} is cordoned and takes work", node.name));
+        }
+        if node.condition == NodeCondition::Cordoned && !node.cordoned && node.drain.is_none() {
+            wrong.push(format!("node {} takes no work, and nobody said so", node.name));
+        }
+    }
+    let mut seen = BTreeSet::new();
+    for drain in &snapshot.drains {
+        if drain.nodes.is_empty() && drain.taken.is_empty() {
+            wrong.push(format!("drain {} is over and is kept", drain.id));
+        }
+        for id in drain.nodes.iter().chain(&drain.taken) {
+            if !seen.insert(id) {
+                wrong.push(format!("node {} is drained twice", id.0));
+            }
+        }
+        for id in &drain.taken {
+            if !snapshot.nodes.get(id).is_some_and(|n| n.drain.is_some()) {
+                wrong.push(format!("node {} was taken by drain {} and is not drained", id.0, drain.id));
             }
         }
     }

@@ -56,6 +56,11 @@ pub fn advance(snapshot: &mut Snapshot, id: JobId, event: &Event, at: Time, now:
             }
         }
     }
+    if let Some(gang) = job.phase.gang().filter(|_| job.request.queue != before.request.queue) {
+        // Up to here its time belongs to the queue before.
+        out.nodes.extend(gang.nodes());
+        out.entries.extend(snapshot.ledger.cut(&gang.gpus(), now));
+    }
     charge(snapshot, &before, &job, now, &mut out);
     if job.phase == Phase::Succeeded {
         let gpus = before.phase.gang().map_or(0, |g| g.gpu_count());

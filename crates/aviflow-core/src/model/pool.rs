@@ -1,8 +1,9 @@
 //! Pools and the platform's own settings: topology, maintenance, and how preemption is done.
 
-use super::{NodeId, TimeSharing};
+use super::{Node, NodeId, TimeSharing};
 use crate::time::{Span, Time};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// Nodes of one kind with their topology. A gang never spans two pools.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -15,6 +16,19 @@ pub struct Pool {
     pub levels: Vec<String>,
     /// Whether its jobs take turns.
     pub time_sharing: Option<TimeSharing>,
+    /// Where its nodes are: by the node's name a domain for each level, smallest first. Nodes that are
+    /// not there yet may be named.
+    #[serde(default)]
+    pub domains: BTreeMap<String, Vec<String>>,
+}
+
+impl Pool {
+    /// The path of a node: as the document says, else domains of its own, since nobody knows that it
+    /// shares a switch with another.
+    #[must_use]
+    pub fn path(&self, node: &str) -> Vec<String> {
+        self.domains.get(node).cloned().unwrap_or_else(|| vec![format!("unlisted-{node}"); self.levels.len()])
+    }
 }
 
 /// A time in which a node takes no work, and before which its jobs are moved.
@@ -42,6 +56,14 @@ impl Drain {
     #[must_use]
     pub fn over(&self, now: Time) -> bool {
         self.until.is_some_and(|u| u <= now)
+    }
+}
+
+impl Node {
+    /// Whether its drain is in effect.
+    #[must_use]
+    pub fn drained(&self, now: Time) -> bool {
+        self.drain.as_ref().is_some_and(|d| d.covers(now))
     }
 }
 

@@ -5,8 +5,9 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 
 /// What each crate may depend on of this workspace: the arrows of the architecture.
-const ARROWS: [(&str, &[&str]); 9] = [
+const ARROWS: [(&str, &[&str]); 10] = [
     ("aviflow-core", &[]),
+    ("aviflow-replay", &["aviflow-core"]),
     ("aviflow-agent", &[]),
     ("aviflow-api", &["aviflow-core"]),
     ("aviflow-engine", &["aviflow-core", "aviflow-api"]),
@@ -18,6 +19,7 @@ const ARROWS: [(&str, &[&str]); 9] = [
         "aviflow",
         &[
             "aviflow-core",
+            "aviflow-replay",
             "aviflow-api",
             "aviflow-engine",
             "aviflow-store",

@@ -5,6 +5,7 @@
 //! Nothing in the loop waits for anybody else, so the pipes are always drained.
 
 use crate::exec::{self, Commands};
+use crate::guardian::Post;
 use crate::hooks::Hooks;
 use crate::link::Link;
 use crate::log::Source;
@@ -12,14 +13,13 @@ use crate::machine::{Input, Machine, Output, Signal};
 use crate::protocol::{ExecOutput, FromAgent, LOG_CHUNK, WorkerSpec, files};
 use crate::ranks::{Lines, Now, Ranks};
 use crate::spool::{self, Spool};
-use crate::sweep::{self, Keeper};
-use crate::sys::{self, Pid, Poll, Signals};
+use crate::sys::{self, Poll, Signals};
 use crate::wiring::{self, Launch};
-use crate::{folder, process};
-use std::collections::{BTreeSet, VecDeque};
+use crate::{folder, guardian, process, sweep};
+use std::collections::VecDeque;
+use std::fs::File;
 use std::io::Write;
-use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -32,12 +32,10 @@ const LOG_WAITS: usize = 256 << 10;
 /// Bytes from which on progress is dropped and commands wait.
 const PROGRESS_WAITS: usize = 1 << 20;
 
-/// Runs the agent of the worker in `folder` until it is released.
-///
-/// The process must have no other thread: it forks. Errors go to standard error.
+/// Runs the agent of a worker until it is released. Errors go to standard error.
 #[must_use]
-pub fn run(folder: &Path) -> ExitCode {
-    match Driver::new(folder).and_then(Driver::run) {
+pub fn run(post: Post) -> ExitCode {
+    match Driver::new(post).and_then(Driver::run) {
         Ok(()) => ExitCode::SUCCESS,
         Err(reason) => {
             complain(&reason);
@@ -47,7 +45,7 @@ pub fn run(folder: &Path) -> ExitCode {
 }
 
 /// Standard error may be gone or full: nothing depends on it.
-fn complain(text: &str) {
+pub(crate) fn complain(text: &str) {
     let _ = writeln!(std::io::stderr(), "aviflow-agent: {text}");
 }
 
@@ -55,8 +53,7 @@ struct Driver {
     spec: WorkerSpec,
     folder: PathBuf,
     mark: String,
-    _lock: OwnedFd,
-    keeper: Option<Keeper>,
+    guardian: File,
     signals: Signals,
     link: Link,
     hooks: Hooks,
@@ -72,7 +69,6 @@ struct Driver {
     port: Option<folder::Port>,
     last_port: u16,
     launch: Option<Launch>,
-    sessions: BTreeSet<Pid>,
     started: Instant,
     touched: u64,
     /// The log is closed: its end has been told.
@@ -81,18 +77,13 @@ struct Driver {
 }
 
 impl Driver {
-    fn new(path: &Path) -> Result<Self, String> {
-        let folder = std::path::absolute(path).map_err(|e| format!("{} is no folder: {e}", path.display()))?;
-        let spec = folder::spec(&folder)?;
-        let lock = folder::lock(&folder, std::env::var(folder::LOCK_FD).ok().as_deref())?;
+    fn new(post: Post) -> Result<Self, String> {
+        let Post { folder, spec, mark, guardian } = post;
         sys::leave_terminal();
         sys::raise_file_limit();
-        let mark = sweep::mark(&spec);
-        let keeper = Keeper::start(&mark, &folder.join(files::KEEPER_LOCK))
-            .map_err(|e| format!("no keeper can be started: {e}"))?;
         if folder::Alive::read(&folder).is_some() {
             // An agent died here: what it left must not meet what comes.
-            while sweep::sweep(&mark) > 0 {
+            while sweep(&mark) > 0 {
                 std::thread::sleep(Duration::from_millis(5));
             }
         }
@@ -111,8 +102,7 @@ impl Driver {
             spec,
             folder,
             mark,
-            _lock: lock,
-            keeper: Some(keeper),
+            guardian,
             signals,
             hooks,
             ranks: Ranks::default(),
@@ -124,7 +114,6 @@ impl Driver {
             port: None,
             last_port: 0,
             launch: None,
-            sessions: BTreeSet::new(),
             started: Instant::now(),
             touched: 0,
             ended: false,
@@ -145,8 +134,11 @@ impl Driver {
             if self.exit.is_some() {
                 break;
             }
-            let signalled = self.watch(&mut poll);
+            let (signalled, guarded) = self.watch(&mut poll);
             poll.wait(self.timeout());
+            if poll.ready(guarded) {
+                return Err(self.abandoned());
+            }
             self.read(&poll, signalled);
             self.work();
         }
@@ -155,10 +147,15 @@ impl Driver {
             self.spool.clear();
             let _ = std::fs::remove_dir(self.folder.join(files::LOG));
         }
-        if let Some(keeper) = self.keeper.take() {
-            keeper.dismiss();
-        }
         Ok(())
+    }
+
+    /// The guardian is dead: ends all that runs, and says why.
+    fn abandoned(&mut self) -> String {
+        sweep::end_children(&self.mark);
+        self.ranks.finish(self.now(), &mut self.lines);
+        self.write_log();
+        guardian::LOST.to_owned()
     }
 
     fn connect(&mut self) {
@@ -180,16 +177,16 @@ impl Driver {
         self.last_port
     }
 
-    /// Adds everything to the poll set; gives the place of the signals.
-    fn watch(&mut self, poll: &mut Poll) -> usize {
+    /// Adds everything to the poll set; gives the places of the signals and of the guardian.
+    fn watch(&mut self, poll: &mut Poll) -> (usize, usize) {
         poll.clear();
-        let signals = poll.add(&self.signals, true, false);
+        let places = (poll.add(&self.signals, true, false), poll.add(&self.guardian, true, false));
         self.link.watch(poll);
         let now = self.now().0;
         self.hooks.watch(poll, now);
         self.ranks.watch(poll);
         self.commands.watch(poll, self.link.waiting() > PROGRESS_WAITS);
-        signals
+        places
     }
 
     fn timeout(&self) -> Option<u64> {
@@ -223,7 +220,6 @@ impl Driver {
         if self.machine.shows_life() && now.0 >= self.touched + ALIVE_MS {
             self.touched = now.0;
             folder::touch_alive(&self.folder);
-            self.forget_sessions();
         }
     }
 
@@ -242,14 +238,10 @@ impl Driver {
         }
     }
 
-    /// Collects children that ended: ranks, commands, orphans, the keeper.
+    /// Collects children that ended: ranks, commands, orphans.
     fn reap(&mut self) {
         let now = self.now();
         while let Some((pid, exit)) = sys::reap() {
-            if self.keeper.as_ref().is_some_and(|keeper| keeper.pid() == pid) {
-                self.replace_keeper();
-                continue;
-            }
             let inputs = &mut self.inputs;
             if self.commands.reaped(pid, exit, |id, output| inputs.push_back(Input::Exec { id, output })) {
                 continue;
@@ -261,38 +253,6 @@ impl Driver {
                 let epoch = self.launch.as_ref().map_or(0, |launch| launch.epoch);
                 let error = process::torch_error(&wiring::error_file(&self.folder, epoch, rank));
                 self.inputs.push_back(Input::Exited { rank, exit, error });
-                self.forget_sessions();
-            }
-        }
-    }
-
-    /// Forgets the sessions of ranks that ended and left nobody behind, while others run on: their numbers
-    /// are free for processes that are none of ours.
-    fn forget_sessions(&mut self) {
-        if !self.ranks.any_lives() {
-            return;
-        }
-        for session in self.ranks.ended() {
-            if self.sessions.contains(&session) && !sweep::session_lives(session) {
-                self.sessions.remove(&session);
-                if let Some(keeper) = &mut self.keeper {
-                    keeper.session(session, true);
-                }
-            }
-        }
-    }
-
-    fn replace_keeper(&mut self) {
-        match Keeper::start(&self.mark, &self.folder.join(files::KEEPER_LOCK)) {
-            Ok(mut keeper) => {
-                for session in &self.sessions {
-                    keeper.session(*session, false);
-                }
-                self.keeper = Some(keeper);
-            }
-            Err(e) => {
-                self.keeper = None;
-                complain(&format!("the keeper is gone and no other can be started: {e}"));
             }
         }
     }
@@ -382,10 +342,6 @@ impl Driver {
             return;
         }
         for (rank, one) in started {
-            self.sessions.insert(one.pid);
-            if let Some(keeper) = &mut self.keeper {
-                keeper.session(one.pid, false);
-            }
             self.ranks.add(rank, one);
         }
         self.inputs.push_back(Input::Spawned);
@@ -410,7 +366,7 @@ impl Driver {
         for process in &found {
             match signal {
                 // Groups of ranks have had theirs; twice means "at once" to many programs.
-                Some(Signal::Term) if self.sessions.contains(&process.group) => {}
+                Some(Signal::Term) if self.ranks.is_group(process.group) => {}
                 Some(signal) => sys::kill(process.pid, number(signal)),
                 None => {}
             }
@@ -421,13 +377,6 @@ impl Driver {
             self.ranks.finish(now, &mut self.lines);
             self.lines.texts.clear();
             self.write_log();
-            for session in std::mem::take(&mut self.sessions) {
-                if let Some(keeper) = &mut self.keeper {
-                    keeper.session(session, true);
-                }
-            }
-        }
-        if left == 0 {
             self.spool.settle(now.1);
         }
         self.inputs.push_back(Input::Swept { left, unix_ms: now.1, log_end: self.spool.range().1 });
@@ -435,8 +384,7 @@ impl Driver {
 
     fn processes(&self) -> (Vec<sweep::Process>, bool) {
         let me = sys::getpid();
-        let keeper = self.keeper.as_ref().map_or(0, Keeper::pid);
-        sweep::look(&self.mark, &[me], &self.sessions, &[me, keeper])
+        sweep::look(&self.mark, &[me], &[me])
     }
 
     fn exec(&mut self, id: u64, rank: u32, argv: &[String], stdin: &str) {

@@ -1,4 +1,4 @@
-//! The rank supervisor of Aviflow: process 1 of every worker.
+//! The rank supervisor of Aviflow: in every worker an agent, and its guardian as process 1.
 //!
 //! | module | what it is |
 //! |---|---|
@@ -10,7 +10,7 @@
 //! | [`log`], [`spool`] | the stream of stamped lines, and how it waits on disk |
 //! | [`driver`] | carries out what the machine says, in one poll loop |
 //! | [`link`], [`hooks`], [`ranks`], [`exec`] | what the loop waits for: the control plane, the hooks, ranks, commands |
-//! | [`process`], [`mod@sweep`] | starting processes, and leaving none behind |
+//! | [`process`], [`mod@sweep`], [`guardian`] | starting processes, and leaving none behind |
 //! | [`folder`] | the files of a worker, and a port |
 //! | [`sys`] | system calls; the only unsafe code |
 //!
@@ -20,6 +20,7 @@
 pub mod driver;
 pub mod exec;
 pub mod folder;
+pub mod guardian;
 pub mod hooks;
 pub mod link;
 pub mod log;
@@ -34,8 +35,8 @@ pub mod sys;
 pub mod training;
 pub mod wiring;
 
-pub use driver::run;
 pub use folder::{Alive, LOCK_FD, find_ended, read_ended};
+pub use guardian::{LOST as GUARDIAN_LOST, run};
 pub use spool::left_behind;
 pub use sweep::{mark, sweep};
 pub use wiring::RESERVED;

@@ -29,8 +29,8 @@ pub mod files {
     pub const SPEC: &str = "worker.json";
     /// Locked (`flock`) as long as the agent lives. The control plane opens and locks it, the agent inherits it.
     pub const LOCK: &str = "agent.lock";
-    /// Locked (`flock`) as long as the agent's keeper lives: after the agent's death it is free once nothing of the
-    /// worker is left. Absent where no keeper ever ran.
+    /// Locked (`flock`) as long as the agent's guardian lives: after the agent's death it is free once nothing of
+    /// the worker is left. Absent where no guardian ever ran.
     pub const KEEPER_LOCK: &str = "keeper.lock";
     /// Present once an agent ran here, with its pid and start time; its age is the agent's last sign of life.
     pub const ALIVE: &str = "alive.json";

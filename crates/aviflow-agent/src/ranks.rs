@@ -71,15 +71,10 @@ impl Ranks {
         self.ranks.get(&rank).filter(|r| !r.ended).map(|r| r.pid)
     }
 
-    /// Whether one lives.
+    /// Whether a process group is a rank's, also of one that ended.
     #[must_use]
-    pub fn any_lives(&self) -> bool {
-        self.ranks.values().any(|r| !r.ended)
-    }
-
-    /// The processes of those that ended.
-    pub fn ended(&self) -> impl Iterator<Item = Pid> {
-        self.ranks.values().filter(|r| r.ended).map(|r| r.pid)
+    pub fn is_group(&self, group: Pid) -> bool {
+        self.ranks.values().any(|r| r.pid == group)
     }
 
     /// Adds the pipes to what is waited for.

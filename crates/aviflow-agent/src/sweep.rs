@@ -1,23 +1,24 @@
-//! Nothing of a worker outlives it: finding its processes, and the keeper.
+//! Nothing of a worker outlives it: finding its processes, and ending them.
 //!
-//! Every process of a worker carries [`MARK`] in its environment, which it
-//! passes on. Found are: who carries the mark, whoever descends from such a
-//! process or from the agent (which adopts orphans), and who is in a session of
-//! a rank. So neither `setsid`, nor a double fork, nor an environment that was
-//! overwritten hides a process while its agent lives. After an agent's sudden death
-//! a process escapes only if it has all three: a session of its own, no mark, and
-//! no living ancestor with one.
+//! Every process of a worker descends from its agent, and the agent from its
+//! [guardian](crate::guardian). Both adopt orphans, so that neither `setsid`, nor
+//! a double fork, nor an environment that was overwritten hides a process from
+//! them. Whoever of the two outlives the other ends all the others
+//! ([`end_children`]), and the kernel tells when nobody is left.
 //!
-//! The keeper is a child of the agent that waits for its death, however sudden,
-//! and then kills until nothing is left.
+//! Every process also carries [`MARK`] in its environment, which it passes on. By
+//! it the control plane finds processes where agent and guardian were killed at
+//! one instant ([`sweep`]), with what descends from them: ranks freeze when their
+//! agent dies, so that their families stay whole. Only there a process escapes
+//! that has all three: a session of its own, no mark, and no living ancestor with
+//! one.
 
 use crate::protocol::{MARK, WorkerSpec};
 use crate::sys::{self, Pid};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::{self, BufRead, BufReader, Write};
-use std::path::Path;
+use std::io;
 use std::time::Duration;
 
 /// The mark of a worker's processes: `JOBID.ATTEMPT.WORKER@` and 16 digits of the token's SHA-256.
@@ -42,17 +43,17 @@ pub struct Process {
 
 /// The living processes of a worker, as far as they could be looked at: see [`look`].
 #[must_use]
-pub fn processes(mark: &str, roots: &[Pid], sessions: &BTreeSet<Pid>, except: &[Pid]) -> Vec<Process> {
-    look(mark, roots, sessions, except).0
+pub fn processes(mark: &str, roots: &[Pid], except: &[Pid]) -> Vec<Process> {
+    look(mark, roots, except).0
 }
 
 /// The living processes of a worker, and whether others may have been overlooked, as there were too many open
 /// files or too little memory.
 ///
-/// `roots` and their descendants belong to it, as do the members of `sessions`;
-/// `except` never do, nor what only descends from them.
+/// Those that carry the mark come first, then their descendants and those of
+/// `roots`. `except` never belong to it, nor what only descends from them.
 #[must_use]
-pub fn look(mark: &str, roots: &[Pid], sessions: &BTreeSet<Pid>, except: &[Pid]) -> (Vec<Process>, bool) {
+pub fn look(mark: &str, roots: &[Pid], except: &[Pid]) -> (Vec<Process>, bool) {
     let entry = format!("{MARK}={mark}");
     let mut others = Vec::new();
     let mut found = Vec::new();
@@ -67,8 +68,7 @@ pub fn look(mark: &str, roots: &[Pid], sessions: &BTreeSet<Pid>, except: &[Pid])
         let Some(process) = process.filter(|p| !except.contains(&p.pid)) else { continue };
         let carries =
             |environment: Vec<u8>| environment.split(|b| *b == 0).any(|entry_of| entry_of == entry.as_bytes());
-        let ours = sessions.contains(&process.session) || read("environ", &mut unsure).is_some_and(carries);
-        if ours { found.push(process) } else { others.push(process) }
+        if read("environ", &mut unsure).is_some_and(carries) { found.push(process) } else { others.push(process) }
     }
     let mut family: BTreeSet<Pid> = found.iter().map(|p| p.pid).chain(roots.iter().copied()).collect();
     loop {
@@ -94,10 +94,6 @@ fn overlooks(e: &io::Error) -> bool {
 }
 
 /// A process that lives; a zombie does not.
-fn status(pid: Pid) -> Option<Process> {
-    parse(pid, &fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
-}
-
 fn parse(pid: Pid, stat: &str) -> Option<Process> {
     // The name is in parentheses and may hold anything, parentheses too.
     let mut fields = stat[stat.rfind(')')? + 1..].split_ascii_whitespace();
@@ -108,17 +104,11 @@ fn parse(pid: Pid, stat: &str) -> Option<Process> {
     Some(Process { pid, parent: number()?, group: number()?, session: number()? })
 }
 
-/// Whether anybody is in a session. Its number is free for others once nobody is.
-#[must_use]
-pub fn session_lives(session: Pid) -> bool {
-    let pids = fs::read_dir("/proc").into_iter().flatten().flatten();
-    pids.filter_map(|e| e.file_name().to_str()?.parse().ok()).filter_map(status).any(|p| p.session == session)
-}
-
-/// When a process started, in clock ticks since the machine did: with its id, this names a process for good.
+/// When a living process started, in clock ticks since the machine did: with its id, this names a process for good.
 #[must_use]
 pub fn start_time(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    parse(pid.cast_signed(), &stat)?;
     stat[stat.rfind(')')? + 1..].split_ascii_whitespace().nth(19)?.parse().ok()
 }
 
@@ -130,87 +120,40 @@ pub fn start_time(pid: u32) -> Option<u64> {
 /// helped like this.
 #[must_use]
 pub fn sweep(mark: &str) -> usize {
-    sweep_with(mark, &BTreeSet::new())
-}
-
-fn sweep_with(mark: &str, sessions: &BTreeSet<Pid>) -> usize {
-    let (found, unsure) = look(mark, &[], sessions, &[sys::getpid()]);
-    for process in &found {
-        sys::kill(process.pid, libc::SIGKILL);
-    }
+    let (found, unsure) = look(mark, &[], &[sys::getpid()]);
+    kill(&found);
     found.len() + usize::from(unsure)
 }
 
-/// The process that outlives the agent, for a moment.
-#[derive(Debug)]
-pub struct Keeper {
-    pid: Pid,
-    pipe: fs::File,
-}
-
-impl Keeper {
-    /// Starts one for a mark, that holds a lock for as long as it lives.
-    ///
-    /// Waits for an earlier keeper that holds the lock: it still kills.
-    ///
-    /// # Errors
-    /// If no process can be made, or no lock.
-    pub fn start(mark: &str, lock: &Path) -> io::Result<Self> {
-        // Taken before it begins to live: whoever finds the agent dead must find the lock taken.
-        let lock = fs::File::options().write(true).create(true).truncate(false).open(lock)?;
-        lock.lock()?;
-        let (pid, pipe) = sys::fork_watcher(c"aviflow-keeper", lock.into(), |pipe| watch(pipe, mark))?;
-        Ok(Self { pid, pipe })
-    }
-
-    /// Its process.
-    #[must_use]
-    pub const fn pid(&self) -> Pid {
-        self.pid
-    }
-
-    /// Tells it of a session of a rank, which it kills too, or that this is over.
-    pub fn session(&mut self, session: Pid, over: bool) {
-        let sign = if over { '-' } else { '+' };
-        let _ = self.pipe.write_all(format!("{sign}{session}\n").as_bytes());
-    }
-
-    /// Sends it home: nothing is left to be killed.
-    pub fn dismiss(mut self) {
-        let _ = self.pipe.write_all(b"q\n");
-        drop(self.pipe);
-        let _ = sys::reap_one(self.pid);
+/// Kills processes, those with the mark last: should this process be killed meanwhile, they still lead to the
+/// others.
+fn kill(found: &[Process]) {
+    for process in found.iter().rev() {
+        sys::kill(process.pid, libc::SIGKILL);
     }
 }
 
-fn watch(pipe: fs::File, mark: &str) {
-    let mut sessions = BTreeSet::new();
-    for line in BufReader::new(pipe).lines().map_while(Result::ok) {
-        let (sign, number) = line.split_at(line.len().min(1));
-        match (sign, number.parse()) {
-            ("q", _) => return,
-            ("+", Ok(session)) => drop(sessions.insert(session)),
-            ("-", Ok(session)) => drop(sessions.remove(&session)),
-            _ => {}
-        }
-    }
-    // A process may fork while it is looked for: only two empty looks in a row count.
-    let mut empty = 0;
-    let mut pause = 1;
-    while empty < 2 {
-        if sweep_with(mark, &sessions) == 0 {
-            empty += 1;
+/// Kills all that descends from this process, which adopts orphans, until nothing is left of it.
+pub fn end_children(mark: &str) {
+    let me = sys::getpid();
+    while sys::has_child() {
+        let (found, unsure) = look(mark, &[me], &[me]);
+        kill(&found);
+        if unsure {
+            // A child may not have been found: its end must not be waited for.
+            std::thread::sleep(Duration::from_millis(100));
         } else {
-            empty = 0;
-            std::thread::sleep(Duration::from_millis(pause));
-            pause = (pause * 2).min(100);
+            // Children that were there before the look were all found, or have ended.
+            let _ = sys::reap_next();
         }
+        while sys::reap().is_some() {}
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::{BufRead, BufReader};
     use std::process::{Command, Stdio};
 
     #[test]

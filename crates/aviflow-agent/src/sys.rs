@@ -1,18 +1,18 @@
 //! The system calls that the standard library does not offer.
 //!
 //! The only module of the workspace with unsafe code. Every function is safe
-//! to call from one thread; the agent has no other. Nothing in here decides
+//! to call from one thread; agent and guardian have no other. Nothing in here decides
 //! anything.
 
 #![expect(unsafe_code, reason = "fork, prctl, signalfd, waitpid and non-blocking sockets have no safe form in std")]
 
+use std::ffi::CStr;
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
-use std::panic::AssertUnwindSafe;
 use std::path::Path;
 use std::process::Command;
 use std::{mem, ptr};
@@ -71,6 +71,22 @@ pub fn leave_terminal() {
 /// The next child that ended, if one did.
 pub fn reap() -> Option<(Pid, Exit)> {
     wait(-1, libc::WNOHANG)
+}
+
+/// Whether this process has a child, dead or alive.
+#[must_use]
+pub fn has_child() -> bool {
+    // SAFETY: all zeroes is a valid value, which outlives the call.
+    unsafe {
+        let mut info = mem::zeroed();
+        let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
+        libc::waitid(libc::P_ALL, 0, &raw mut info, flags) == 0
+    }
+}
+
+/// Waits for the end of a child, whichever it is.
+pub fn reap_next() -> Option<(Pid, Exit)> {
+    wait(-1, 0)
 }
 
 /// Waits for the end of one child.
@@ -225,52 +241,47 @@ pub fn isolate(command: &mut Command) {
     unsafe { command.pre_exec(prepare) };
 }
 
-/// Forks a child that runs `body` with the reading end of a pipe, and gives the writing end to the parent.
-///
-/// The child is in a session of its own, holds `held` until its end and no other
-/// descriptor of the parent (above all not the agent's lock), and ignores what
-/// would end it politely. The parent does not hold `held` any more.
+/// Makes a child that goes on from here; gives its process to the parent, and nothing to the child.
 ///
 /// # Errors
-/// If no process or pipe can be made.
-pub fn fork_watcher(name: &std::ffi::CStr, held: OwnedFd, body: impl FnOnce(File)) -> io::Result<(Pid, File)> {
-    let (read, write) = pipe()?;
-    // SAFETY: the agent has one thread, so the child finds every lock free and may do what any process may.
+/// If no process can be made.
+pub fn fork() -> io::Result<Option<Pid>> {
+    // SAFETY: the process has one thread, so the child finds every lock free and may do what any process may.
     let pid = check(unsafe { libc::fork() })?;
-    if pid > 0 {
-        set_nonblocking(&write)?;
-        return Ok((pid, write));
-    }
-    mem::forget(write);
-    let (read, held) = (read.into_raw_fd(), held.into_raw_fd());
-    // SAFETY: this is a new process with one thread. Descriptors are closed
-    // without their owners' knowledge, who never run again: `_exit` follows.
-    unsafe {
-        libc::setsid();
-        libc::prctl(libc::PR_SET_NAME, name.as_ptr(), 0, 0, 0);
-        for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT, libc::SIGPIPE] {
-            libc::signal(signal, libc::SIG_IGN);
+    Ok((pid > 0).then_some(pid))
+}
+
+/// Names this process in `ps` and `top`. Best effort.
+pub fn set_name(name: &CStr) {
+    // SAFETY: this option takes a string, of which it copies 15 bytes at most.
+    unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr(), 0, 0, 0) };
+}
+
+/// If this process is frozen when its parent dies, it goes on. Best effort.
+pub fn wake_without_parent() {
+    // SAFETY: this option takes one integer.
+    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGCONT, 0, 0, 0) };
+}
+
+/// Ends this process as another ended: by the same signal, or else gives the code to end with.
+#[must_use]
+pub fn end_like(exit: Exit) -> u8 {
+    if let Some(signal) = exit.signal {
+        // SAFETY: all structures outlive the calls; the signal's number comes from the kernel.
+        unsafe {
+            // The other one's memory is of interest, not this one's.
+            let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+            libc::setrlimit(libc::RLIMIT_CORE, &raw const none);
+            libc::signal(signal, libc::SIG_DFL);
+            let mut set = mem::zeroed();
+            libc::sigemptyset(&raw mut set);
+            libc::sigaddset(&raw mut set, signal);
+            libc::kill(libc::getpid(), signal);
+            libc::sigprocmask(libc::SIG_UNBLOCK, &raw const set, ptr::null_mut());
         }
-        // First out of the way, as either may be 3 or 4.
-        let (read, held) = (libc::fcntl(read, libc::F_DUPFD, 5), libc::fcntl(held, libc::F_DUPFD, 5));
-        if read >= 0 && held >= 0 && libc::dup2(read, 3) == 3 && libc::dup2(held, 4) == 4 {
-            let read = File::from_raw_fd(3);
-            if libc::syscall(libc::SYS_close_range, 5, libc::c_uint::MAX, 0) != 0 {
-                let limit = libc::sysconf(libc::_SC_OPEN_MAX).clamp(64, 1 << 16);
-                for fd in 5..limit {
-                    libc::close(fd as libc::c_int);
-                }
-            }
-            let null = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR);
-            for fd in 0..3 {
-                libc::dup2(null, fd);
-            }
-            libc::close(null);
-            let ended = std::panic::catch_unwind(AssertUnwindSafe(|| body(read)));
-            libc::_exit(i32::from(ended.is_err()));
-        }
-        libc::_exit(1);
+        // Process 1 of a container is not ended by its own signals.
     }
+    u8::try_from(exit.code).unwrap_or(u8::MAX)
 }
 
 /// SIGCHLD, SIGTERM and SIGINT as something to poll.

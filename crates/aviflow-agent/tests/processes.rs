@@ -5,22 +5,11 @@ mod world;
 use aviflow_agent::protocol::{Event, ExecOutput, FromAgent, ToAgent, files};
 use base64::Engine;
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
-use std::process::{Command, Stdio};
-use world::{World, agent, gone, signal, until};
-
-/// A training that leaves everything that can be left: children in the background, in sessions of their own, without an environment, ignoring signals.
-const MESSY: &str = r#"
-exec 9>"$FIFO"
-sleep 1000 &
-setsid sleep 1000 &
-(setsid bash -c 'trap "" TERM HUP INT; sleep 1000 & wait' &)
-env -i sleep 1000 &
-(trap "" TERM; sleep 1000) &
-echo messy
-"#;
+use std::process::Command;
+use world::{MESSY, World, gone, signal, until};
 
 #[test]
 fn ranks_that_end_with_0() {
@@ -82,104 +71,6 @@ fn what_a_rank_leaves_behind_ends_with_the_epoch() {
 }
 
 #[test]
-fn a_killed_agent_leaves_no_process() {
-    // One child has neither mark nor session of the rank's: only its parent leads to it.
-    let mut world = World::new(&format!("env -i setsid sleep 1000 &\n{MESSY}\nsleep 1000"));
-    world.up(1);
-    let fifo = world.fifo();
-    world.log_has("messy");
-    world.kill_agent();
-    gone(fifo);
-}
-
-#[test]
-fn a_killed_keeper_is_replaced() {
-    let mut world = World::new(&format!("{MESSY}\nsleep 1000"));
-    world.up(1);
-    let fifo = world.fifo();
-    world.log_has("messy");
-    let keeper = world.keeper(0);
-    signal(keeper, "TERM");
-    signal(keeper, "KILL");
-    assert_ne!(world.keeper(keeper), keeper);
-    world.kill_agent();
-    gone(fifo);
-}
-
-#[test]
-fn the_keeper_s_lock_is_held_until_nothing_is_left() {
-    let mut world = World::new(&format!("{MESSY}\nsleep 1000"));
-    world.up(1);
-    let fifo = world.fifo();
-    world.log_has("messy");
-    let keeper = world.keeper(0);
-    signal(keeper, "STOP");
-    world.kill_agent();
-    let lock = File::open(world.path(files::KEEPER_LOCK)).unwrap();
-    assert!(lock.try_lock().is_err(), "its work is not done");
-    signal(keeper, "CONT");
-    lock.lock().unwrap();
-    gone(fifo);
-}
-
-#[test]
-fn a_sweep_ends_what_agent_and_keeper_could_not() {
-    // All that carry the mark: without agent and keeper nobody knows the others.
-    let mut world = World::new(&format!("{}\nsleep 1000", MESSY.replace("env -i sleep 1000 &", "")));
-    world.up(1);
-    let fifo = world.fifo();
-    world.log_has("messy");
-    let keeper = world.keeper(0);
-    signal(world.agent.id(), "STOP");
-    signal(keeper, "KILL");
-    world.kill_agent();
-    let mark = aviflow_agent::mark(&world.spec);
-    until(|| aviflow_agent::sweep(&mark) == 0);
-    gone(fifo);
-    assert!(!aviflow_agent::Alive::read(world.folder.path()).unwrap().lives());
-}
-
-#[test]
-fn a_killed_agent_leaves_no_process_in_the_middle_of_a_stop() {
-    let mut world = World::new(&format!("trap '' TERM\n{MESSY}\nwhile :; do sleep 1; done"));
-    world.up(1);
-    let fifo = world.fifo();
-    world.log_has("messy");
-    world.stop(600_000);
-    world.log_has("stopping: a person");
-    world.kill_agent();
-    gone(fifo);
-}
-
-#[test]
-fn the_lock_is_the_agent_s_alone() {
-    let mut world = World::launched_by(
-        &format!("{MESSY}\nsleep 1000"),
-        |_| {},
-        |folder| {
-            let script = format!(
-                "exec 7<>{0}/agent.lock; flock -n 7; AVIFLOW_LOCK_FD=7 exec {1} {0}",
-                folder.display(),
-                agent()
-            );
-            Command::new("bash").args(["-c", &script]).spawn().unwrap()
-        },
-    );
-    world.up(1);
-    let fifo = world.fifo();
-    world.log_has("messy");
-    let lock = File::open(world.path(files::LOCK)).unwrap();
-    assert!(lock.try_lock().is_err());
-    let second = Command::new(agent()).arg(world.folder.path()).stderr(Stdio::piped()).output().unwrap();
-    assert_eq!(second.status.code(), Some(125));
-    let said = String::from_utf8(second.stderr).unwrap();
-    assert!(said.contains("an agent already runs in"), "{said}");
-    world.kill_agent();
-    assert!(lock.try_lock().is_ok(), "somebody else holds the lock");
-    gone(fifo);
-}
-
-#[test]
 fn a_stop_lets_ranks_save() {
     let mut world = World::new("trap 'echo saved > saved; exit 3' TERM; echo ready; while :; do sleep 0.02; done");
     world.up(1);
@@ -223,7 +114,8 @@ fn an_agent_that_is_asked_to_end_stops_its_ranks() {
     let mut world = World::new("echo ready; exec sleep 1000");
     world.up(1);
     world.log_has("ready");
-    signal(world.agent.id(), "TERM");
+    // It is told to the process that was started, as to process 1 of a container.
+    signal(world.guardian.id(), "TERM");
     let Event::RankExited { signal: Some(15), stopping: true, .. } = world.event() else { panic!() };
     let reason = world.ended().reason.unwrap();
     assert!(reason.contains("SIGTERM"), "{reason}");
@@ -416,7 +308,7 @@ fn an_unknown_attempt_is_ended_and_removed() {
     let fifo = world.fifo();
     world.send(&ToAgent::Unknown { reason: "deleted".into() });
     gone(fifo);
-    assert!(world.agent.wait().unwrap().success());
+    assert!(world.guardian.wait().unwrap().success());
     assert!(!world.path(files::LOG).exists());
 }
 

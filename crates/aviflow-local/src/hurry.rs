@@ -2,7 +2,7 @@
 //!
 //! An agent that was told to stop, and whose end is not known some time after
 //! the grace, hangs or is frozen: it is killed, and with it its ranks, by its
-//! keeper and by whoever waits for its lock. One that nobody wants is treated
+//! guardian and by whoever waits for its lock. One that nobody wants is treated
 //! likewise. A watch is a task, and ends with the worker.
 
 use crate::cluster::{Shared, Worker};

@@ -1,9 +1,10 @@
 //! A worker's folder, its agent's process, and certainty that it is gone.
 //!
 //! One thread for each worker launches or adopts the agent, waits until the
-//! agent's lock is free, and reports the end. Agents are in a session of their
-//! own and outlive the control plane; what tells whether one lives is the lock
-//! that it inherited, never a process id.
+//! locks of the agent and of its guardian are free, and reports the end. What it
+//! starts is the guardian, which ends as the agent did. Agents are in a session of
+//! their own and outlive the control plane; what tells whether one lives is the
+//! lock that it inherited, never a process id.
 //!
 //! Invariants: an agent is started only in a folder where none ever was; an end
 //! is reported only after no process with the worker's mark is left; a folder is
@@ -13,9 +14,9 @@ use crate::cluster::{Shared, rank_ends};
 use crate::hurry::{self, ENDED_GRACE};
 use crate::spec::{self, Share};
 use crate::{code, private_folder, unix_ms};
-use aviflow_agent::find_ended;
 use aviflow_agent::protocol::{Ended, LOG_CHUNK, WorkerSpec, files};
 use aviflow_agent::spool::{Folder, Spool};
+use aviflow_agent::{GUARDIAN_LOST, find_ended};
 use aviflow_core::lifecycle::WorkerEvent;
 use aviflow_core::model::JobId;
 use aviflow_core::time::Span;
@@ -23,6 +24,7 @@ use aviflow_engine::ports::JobRecord;
 use aviflow_engine::telemetry::StreamKey;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
+use rustix::process::{Pid, Signal, kill_process};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -41,7 +43,7 @@ const STRAY_GRACE: Duration = Duration::from_secs(5);
 /// The pause before something is tried again that must not be taken for absent.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Starts the agent with the lock as descriptor 9.
+/// Starts the agent's guardian with the lock as descriptor 9.
 ///
 /// The lock comes as standard input, the only way to hand a descriptor to one
 /// child and to no other that is started at the same moment. A terminal that
@@ -51,7 +53,7 @@ const LOCK_FD: &str = "9";
 
 /// What launching or adopting found.
 enum Begun {
-    /// The agent lives; the file is for waiting until it does not.
+    /// The agent lives; the file is for waiting until it does not, the child is its guardian.
     Alive(File, Option<Child>),
     /// It is dead, and the lock is ours.
     Dead(File),
@@ -159,11 +161,15 @@ fn life(weak: &Weak<Shared>, key: StreamKey, begin: impl FnOnce(&Shared, &Path) 
     }
     let Some(shared) = weak.upgrade() else { return };
     let path = folder.join(files::KEEPER_LOCK);
-    let keeper = patiently(&shared, &path, || if_there(OpenOptions::new().read(true).write(true).open(&path)));
+    let guardian = patiently(&shared, &path, || if_there(OpenOptions::new().read(true).write(true).open(&path)));
     drop(shared);
-    // The agent's keeper knows processes that nobody else finds.
-    if let Some(Some(keeper)) = keeper {
-        wait_for(&keeper);
+    // The agent's guardian knows processes that nobody else finds.
+    if let Some(Some(guardian)) = guardian {
+        if let Some(child) = &child {
+            // One that somebody froze would never end.
+            let _ = kill_process(Pid::from_child(child), Signal::CONT);
+        }
+        wait_for(&guardian);
     }
     if let Some(shared) = weak.upgrade().filter(|s| !s.cancel.is_cancelled()) {
         finish(&shared, key, &folder, child, watched);
@@ -449,6 +455,8 @@ fn last_words(folder: &Path, exit: Option<ExitStatus>) -> String {
     let said = fs::read(folder.join(files::AGENT_LOG)).unwrap_or_default();
     let said = String::from_utf8_lossy(&said);
     match said.lines().rev().find(|l| !l.trim().is_empty()) {
+        // What ended was not the agent.
+        Some(line) if line.ends_with(GUARDIAN_LOST) => format!("lost its guardian, which {how}"),
         Some(line) => format!("{how}; its last words: {}", line.trim()),
         None => format!("{how} without a word"),
     }

@@ -124,14 +124,14 @@ fn check_end_waits(body: &mut Body, let_go: impl FnOnce(&Path)) {
 }
 
 #[test]
-fn an_end_is_said_after_the_keeper_s() {
+fn an_end_is_said_after_the_guardian_s() {
     let home = tempfile::tempdir().unwrap();
     let mut body = body(config(home.path()));
     body.launch(&record(7, json!({})), &["n0"]);
     drop(body.agent(JOB, 0));
-    let keeper = File::create(body.folder(JOB, 0).join(files::KEEPER_LOCK)).unwrap();
-    keeper.lock().unwrap();
-    check_end_waits(&mut body, |_| drop(keeper));
+    let guardian = File::create(body.folder(JOB, 0).join(files::KEEPER_LOCK)).unwrap();
+    guardian.lock().unwrap();
+    check_end_waits(&mut body, |_| drop(guardian));
 }
 
 #[test]

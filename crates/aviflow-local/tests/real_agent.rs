@@ -40,7 +40,7 @@ fn wait_up(body: &Body) {
 }
 
 fn processes_of(spec: &WorkerSpec) -> usize {
-    aviflow_agent::sweep::processes(&aviflow_agent::mark(spec), &[], &std::collections::BTreeSet::new(), &[]).len()
+    aviflow_agent::sweep::processes(&aviflow_agent::mark(spec), &[], &[]).len()
 }
 
 #[test]

@@ -63,22 +63,43 @@ fn a_stop_leaves_trainings_running_and_says_so() {
     assert_eq!(world.json(&["show", "long"])["phase"], "Succeeded");
 }
 
-#[test]
-fn the_death_of_an_agent_costs_no_retry() {
+/// Kills whom `victims` names during a job's first attempt, and gives why that ended.
+fn check_death(victims: impl FnOnce(&World) -> Vec<i32>) -> String {
     let world = World::with_pool(1, 1);
     let gate = world.gate("gate");
+    let cut = world.gate("cut");
+    // What is left in the background has a session of its own, no variable, and nobody alive but who adopts it.
     let script = format!(
-        "echo attempt $AVIFLOW_ATTEMPT; if [ \"$AVIFLOW_ATTEMPT\" = 1 ]; then cat {}; fi",
+        "if [ \"$AVIFLOW_ATTEMPT\" = 1 ]; then (env -i setsid cat {} &); echo held; cat {}; fi",
+        cut.path().display(),
         gate.path().display()
     );
     let mut run = world.follow(&["run", "--name", "long", "--", "sh", "-c", &script]);
-    run.until("attempt 1");
-    let agents = world.agents();
-    assert_eq!(agents.len(), 1, "{agents:?}");
-    World::kill(agents[0]);
+    run.until("held");
+    let cut = cut.path().display().to_string();
+    while world.processes(&cut).is_empty() {
+        std::thread::yield_now();
+    }
+    let victims = victims(&world);
+    assert_eq!(victims.len(), 1, "{victims:?}");
+    World::kill(victims[0]);
     assert_eq!(run.end(), 0, "{}", run.text());
+    assert_eq!(world.processes(&cut), [] as [i32; 0], "something is left");
     let detail = world.json(&["show", "long"]);
     assert_eq!((&detail["attempts"], &detail["counters"]["failures"]), (&2.into(), &0.into()), "{detail}");
+    world.ok(&["show", "long"])
+}
+
+#[test]
+fn the_death_of_an_agent_costs_no_retry() {
+    let shown = check_death(World::agents);
+    assert!(shown.contains("was ended by signal 9"), "{shown}");
+}
+
+#[test]
+fn the_death_of_a_guardian_costs_no_retry() {
+    let shown = check_death(World::guardians);
+    assert!(shown.contains("lost its guardian, which was ended by signal 9"), "{shown}");
 }
 
 #[test]

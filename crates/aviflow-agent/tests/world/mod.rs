@@ -4,16 +4,31 @@
 //! of a worker holds open, and on the end of children. A watchdog ends the test
 //! program if one of these never comes.
 
+#![allow(dead_code, reason = "each test file uses its part, all of them everything")]
+
+use aviflow_agent::Alive;
 use aviflow_agent::protocol::{Ended, Endpoint, Event, FromAgent, ToAgent, WorkerSpec, files, wire};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::sync::Once;
 use std::time::Duration;
 use tempfile::TempDir;
+
+/// A training that leaves everything that can be left: children in the background, in sessions of their own, without an environment, ignoring signals.
+pub const MESSY: &str = r#"
+exec 9>"$FIFO"
+sleep 1000 &
+setsid sleep 1000 &
+(setsid bash -c 'trap "" TERM HUP INT; sleep 1000 & wait' &)
+env -i sleep 1000 &
+(trap "" TERM; sleep 1000) &
+echo messy
+"#;
 
 static WATCHDOG: Once = Once::new();
 
@@ -40,7 +55,8 @@ pub struct World {
     pub folder: TempDir,
     pub spec: WorkerSpec,
     listener: UnixListener,
-    pub agent: Child,
+    /// The process that was started: the agent is its child.
+    pub guardian: Child,
     connection: Option<BufReader<UnixStream>>,
     /// The log so far, from offset 0 unless something was dropped.
     pub log: String,
@@ -97,12 +113,12 @@ impl World {
         fs::write(folder.path().join(files::SPEC), serde_json::to_vec(&spec).expect("json")).expect("written");
         assert!(Command::new("mkfifo").arg(folder.path().join("fifo")).status().expect("mkfifo").success());
         let listener = UnixListener::bind(folder.path().join("control.sock")).expect("a socket");
-        let agent = launch(folder.path());
+        let guardian = launch(folder.path());
         let mut world = Self {
             folder,
             spec,
             listener,
-            agent,
+            guardian,
             connection: None,
             log: String::new(),
             log_end: 0,
@@ -230,7 +246,7 @@ impl World {
     /// Releases the agent and waits for its end.
     pub fn release(&mut self) {
         self.send(&ToAgent::Release);
-        assert!(self.agent.wait().expect("an end").success());
+        assert!(self.guardian.wait().expect("an end").success());
         assert!(!self.path(files::LOG).exists() && !self.path(files::HOOKS).exists());
         assert!(self.path(files::ENDED).exists());
     }
@@ -240,44 +256,37 @@ impl World {
         File::open(self.path("fifo")).expect("the fifo")
     }
 
-    pub fn kill_agent(&mut self) {
-        self.agent.kill().expect("killed");
-        self.agent.wait().expect("an end");
+    /// The agent as it named itself.
+    pub fn agent(&self) -> Alive {
+        Alive::read(self.folder.path()).expect("an agent")
     }
 
-    /// The keeper, once there is one other than `not`.
-    pub fn keeper(&self, not: u32) -> u32 {
-        let mut found = None;
-        until(|| {
-            found = children(self.agent.id()).into_iter().find(|pid| {
-                *pid != not && fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|c| c == "aviflow-keeper\n")
-            });
-            found.is_some()
-        });
-        found.expect("found")
+    /// Kills the agent; its guardian cleans up and ends as it did.
+    pub fn kill_agent(&mut self) {
+        signal(self.agent().pid, "KILL");
+        assert_eq!(self.guardian.wait().expect("an end").signal(), Some(9));
+    }
+
+    pub fn kill_guardian(&mut self) {
+        self.guardian.kill().expect("killed");
+        assert_eq!(self.guardian.wait().expect("an end").signal(), Some(9));
     }
 }
 
 impl Drop for World {
     fn drop(&mut self) {
-        // Also after a failed test nothing is left.
-        let _ = self.agent.kill();
-        let _ = self.agent.wait();
+        // Also after a failed test nothing is left: the agent cleans up without its guardian.
+        let _ = self.guardian.kill();
+        let _ = self.guardian.wait();
+        if let Some(agent) = Alive::read(self.folder.path()) {
+            until(|| !agent.lives());
+        }
         while aviflow_agent::sweep(&aviflow_agent::mark(&self.spec)) > 0 {}
     }
 }
 
 pub fn agent() -> &'static str {
     env!("CARGO_BIN_EXE_aviflow-agent")
-}
-
-fn children(of: u32) -> Vec<u32> {
-    let parent = |pid: &u32| {
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        stat[stat.rfind(')')? + 1..].split_ascii_whitespace().nth(1)?.parse::<u32>().ok()
-    };
-    let pids = fs::read_dir("/proc").expect("/proc").flatten();
-    pids.filter_map(|e| e.file_name().to_str()?.parse().ok()).filter(|pid| parent(pid) == Some(of)).collect()
 }
 
 pub fn signal(pid: u32, name: &str) {

@@ -114,14 +114,19 @@ impl World {
         i32::try_from(value["pid"].as_i64().expect("pid")).expect("pid")
     }
 
-    /// Agents, without the processes that watch over them.
+    /// The agents that live, as they named themselves.
     pub fn agents(&self) -> Vec<i32> {
-        let all = self.processes("agent");
-        let parent = |pid: &i32| -> Option<i32> {
-            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-            stat.rsplit(')').next()?.split_whitespace().nth(1)?.parse().ok()
+        let pid = |folder: fs::DirEntry| -> Option<i32> {
+            let alive: Value = serde_json::from_slice(&fs::read(folder.path().join("alive.json")).ok()?).ok()?;
+            i32::try_from(alive["pid"].as_i64()?).ok()
         };
-        all.iter().filter(|pid| parent(pid).is_none_or(|p| !all.contains(&p))).copied().collect()
+        let workers = fs::read_dir(self.home().join("workers")).expect("workers").flatten();
+        workers.filter_map(pid).filter(|pid| parent(*pid).is_some()).collect()
+    }
+
+    /// The processes that watch over them.
+    pub fn guardians(&self) -> Vec<i32> {
+        self.agents().into_iter().filter_map(parent).collect()
     }
 
     /// Processes whose command line names this world and the word.
@@ -247,4 +252,9 @@ pub fn wheel(folder: &Path, name: &str) -> String {
     let sha256 = String::from_utf8(made.stdout).expect("text");
     assert_eq!(sha256.len(), 64, "{}", String::from_utf8_lossy(&made.stderr));
     format!("{name}==1.0 --hash=sha256:{sha256}\n")
+}
+
+fn parent(pid: i32) -> Option<i32> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit(')').next()?.split_whitespace().nth(1)?.parse().ok()
 }

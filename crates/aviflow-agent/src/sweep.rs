@@ -93,15 +93,15 @@ fn overlooks(e: &io::Error) -> bool {
     matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM))
 }
 
-/// A process that lives; a zombie does not.
+/// A process that lives. A zombie does not, unless only its first thread has ended.
 fn parse(pid: Pid, stat: &str) -> Option<Process> {
     // The name is in parentheses and may hold anything, parentheses too.
     let mut fields = stat[stat.rfind(')')? + 1..].split_ascii_whitespace();
-    if matches!(fields.next()?, "Z" | "X" | "x") {
-        return None;
-    }
+    let dead = matches!(fields.next()?, "Z" | "X" | "x");
     let mut number = || fields.next()?.parse().ok();
-    Some(Process { pid, parent: number()?, group: number()?, session: number()? })
+    let process = Process { pid, parent: number()?, group: number()?, session: number()? };
+    let threads = fields.nth(13)?;
+    (!dead || !matches!(threads, "0" | "1")).then_some(process)
 }
 
 /// When a living process started, in clock ticks since the machine did: with its id, this names a process for good.
@@ -180,6 +180,28 @@ mod tests {
         // The pipe is at its end once the last process is gone, the unmarked one too.
         line.clear();
         assert_eq!(out.read_line(&mut line).expect("the end"), 0);
+    }
+
+    #[test]
+    fn a_process_lives_as_long_as_one_of_its_threads() {
+        let program = "import ctypes, threading, time\n\
+                       threading.Thread(target=time.sleep, args=(1000,)).start()\n\
+                       ctypes.CDLL(None).pthread_exit(None)";
+        let mut child = Command::new("python3").args(["-c", program]).spawn().expect("python3");
+        let pid = child.id();
+        let stat = || fs::read_to_string(format!("/proc/{pid}/stat")).expect("its state");
+        while !stat().contains(") Z ") {
+            std::thread::yield_now();
+        }
+        let living =
+            || processes("none", &[sys::getpid()], &[sys::getpid()]).iter().any(|p| p.pid.cast_unsigned() == pid);
+        assert!(living() && start_time(pid).is_some());
+        child.kill().expect("killed");
+        while living() {
+            std::thread::yield_now();
+        }
+        assert_eq!(start_time(pid), None);
+        child.wait().expect("an end");
     }
 
     #[test]

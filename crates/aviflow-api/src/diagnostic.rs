@@ -80,6 +80,8 @@ pub enum DiagnosticCode {
     NeverFits,
     /// A file or folder that the document names and that is not there.
     NotThere,
+    /// A queue that does not take the job.
+    QueueRefuses,
     /// A field that is not acted on, by this version or on this body.
     NotSupported,
     /// An option on the command line that cannot be read.

@@ -18,8 +18,7 @@ mod run;
 mod set;
 pub mod shape;
 
-pub(crate) use conform::read as read_object;
-pub(crate) use conform::unique;
+pub(crate) use conform::{found, read as read_object, unique};
 pub use report::Places;
 pub use run::BASH;
 pub use set::Options;
@@ -226,21 +225,13 @@ fn canonical(
 
 fn priority(report: &mut Report<'_>, json: &mut Map<String, Json>, defaults: &Defaults) {
     let names = defaults.priorities.names();
-    let known = |name: &str| names.contains(&name);
     match json.get("priority").and_then(Json::as_str) {
-        Some(name) if !known(name) => {
-            let message = format!("there is no priority `{name}`");
-            let number = name.parse::<i32>().ok();
-            let numbered = || names.iter().copied().find(|n| number.is_some() && defaults.priorities.get(n) == number);
-            let help = match nearest(name, names.iter().copied()).or_else(numbered) {
-                Some(near) => format!("write `{near}`"),
-                None => format!("write {}", one_of(names.iter().copied())),
-            };
-            report.error_at(DiagnosticCode::UnknownChoice, "priority", message, help);
-            json.remove("priority");
+        Some(name) => {
+            if !check_priority(report, "priority", name, &defaults.priorities) {
+                json.remove("priority");
+            }
         }
-        Some(_) => {}
-        None if !report.places.has("priority") && !known(&defaults.priority) => {
+        None if !report.places.has("priority") && !names.contains(&defaults.priority.as_str()) => {
             let message = format!("the configuration's default priority `{}` is not defined", defaults.priority);
             let help = format!("add `priority:` with {}", one_of(names.iter().copied()));
             report.error_at(DiagnosticCode::UnknownChoice, "priority", message, help);
@@ -248,6 +239,23 @@ fn priority(report: &mut Report<'_>, json: &mut Map<String, Json>, defaults: &De
         None => {}
     }
     json.entry("priority").or_insert_with(|| json!(defaults.priority));
+}
+
+/// Reports a priority that there is not.
+pub(crate) fn check_priority(report: &mut Report<'_>, path: &str, name: &str, priorities: &Priorities) -> bool {
+    let names = priorities.names();
+    if names.contains(&name) {
+        return true;
+    }
+    let message = format!("there is no priority `{name}`");
+    let number = name.parse::<i32>().ok();
+    let numbered = || names.iter().copied().find(|n| number.is_some() && priorities.get(n) == number);
+    let help = match nearest(name, names.iter().copied()).or_else(numbered) {
+        Some(near) => format!("write `{near}`"),
+        None => format!("write {}", one_of(names.iter().copied())),
+    };
+    report.error_at(DiagnosticCode::UnknownChoice, path, message, help);
+    false
 }
 
 /// `nodes: 4` is from 4 to 4.

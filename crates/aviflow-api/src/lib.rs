@@ -3,6 +3,7 @@
 //!
 //! - [`spec`]: the canonical job document, the same in REST, in the store and in Kubernetes
 //! - [`file`]: a job's file, from text to that document, with every problem at once
+//! - [`admin`]: documents of administrators: queues, pools, the policy
 //! - [`environment`]: the description of an environment and its lock
 //! - [`check`]: what cannot be together, and what a pool can never give
 //! - [`schema`]: the same file form as JSON Schema, for editors
@@ -10,6 +11,7 @@
 //! - [`secrets`]: what looks like a key, and the mask over it
 //! - [`duration`], [`quantity`]: values with a unit
 
+pub mod admin;
 pub mod check;
 pub mod convert;
 pub mod diagnostic;

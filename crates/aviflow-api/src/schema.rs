@@ -4,6 +4,7 @@
 //! weaker than the reader where a schema cannot say it (words of a command, keys that exclude
 //! each other), and never stricter: what the reader takes, the schema takes.
 
+use crate::admin::fields::KINDS;
 use crate::file::fields::{ENVIRONMENT, JOB};
 use crate::file::shape::{Field, Object, Shape, Text};
 use crate::file::unique;
@@ -19,6 +20,54 @@ pub fn job() -> Json {
 #[must_use]
 pub fn environment() -> Json {
     document(&ENVIRONMENT, "environment.schema.json", "Aviflow environment")
+}
+
+/// The schema of administrators' files, for each document of one: its `kind` says which part holds.
+#[must_use]
+pub fn admin() -> Json {
+    let kinds: Vec<&str> = KINDS.iter().map(|(kind, _)| *kind).collect();
+    let each = KINDS.iter().map(|(kind, of)| {
+        json!({
+            "if": {"properties": {"kind": {"const": kind}}, "required": ["kind"]},
+            "then": object(of),
+        })
+    });
+    json!({
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": "https://aviflow.dev/schemas/admin.schema.json",
+        "title": "Aviflow queue, pool or policy",
+        "type": "object",
+        "properties": {"kind": {"enum": kinds, "description": "What this document is."}},
+        "required": ["kind"],
+        "allOf": each.collect::<Vec<_>>(),
+        "$defs": tree(KINDS.iter().map(|(_, of)| *of)),
+    })
+}
+
+/// The trees of these objects: a mapping of names to the same again, a list, or one of its values.
+fn tree(of: impl Iterator<Item = &'static Object>) -> Map<String, Json> {
+    let mut trees = Map::new();
+    let mut rest: Vec<&Object> = of.collect();
+    while let Some(object) = rest.pop() {
+        for field in object.fields {
+            match &field.shape {
+                Shape::Object(inner) => rest.push(inner),
+                Shape::Tree(keys, leaf) => {
+                    let again = json!({"$ref": "#/$defs/domains"});
+                    let map = json!({
+                        "type": "object",
+                        "patternProperties": {keys.pattern.unwrap_or(""): again},
+                        "additionalProperties": false,
+                        "minProperties": 1,
+                    });
+                    let any = json!({"anyOf": [map, shape(&Shape::List(leaf, 1)), shape(leaf)]});
+                    trees.insert("domains".to_owned(), any);
+                }
+                _ => {}
+            }
+        }
+    }
+    trees
 }
 
 /// The schema as it is committed: indented, keys in order.
@@ -88,9 +137,11 @@ fn shape(of: &Shape) -> Map<String, Json> {
         }
         Shape::Map(keys, of) => json!({
             "type": "object",
-            "patternProperties": {keys.pattern.unwrap_or(""): of_text(of)},
+            "patternProperties": {keys.pattern.unwrap_or(""): shape(of)},
             "additionalProperties": false,
         }),
+        // Described once for all depths, see [`tree`].
+        Shape::Tree(..) => json!({"$ref": "#/$defs/domains"}),
         Shape::Object(of) => return object(of),
         Shape::Either(shapes) => json!({"anyOf": shapes.iter().map(shape).collect::<Vec<_>>()}),
     };

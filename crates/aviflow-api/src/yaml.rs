@@ -190,6 +190,23 @@ fn whole(text: &str) -> Option<i128> {
 /// # Errors
 /// The first thing that makes the text no tree, and every duplicate key.
 pub fn parse_bytes(sources: &mut Sources, name: &str, bytes: &[u8]) -> Result<Node, Vec<Diagnostic>> {
+    let id = add_bytes(sources, name, bytes)?;
+    parse_at(sources, id, 0)
+}
+
+/// Reads bytes as documents separated by `---`, and gives the trees of those that are not empty.
+///
+/// # Errors
+/// As for [`parse_bytes`]; bounds are those of one document for all together.
+pub fn parse_stream(sources: &mut Sources, name: &str, bytes: &[u8]) -> Result<Vec<Node>, Vec<Diagnostic>> {
+    let id = add_bytes(sources, name, bytes)?;
+    let mut roots = build(sources, id, 0, true)?;
+    roots.retain(|root| !root.is_null());
+    Ok(roots)
+}
+
+/// Adds bytes to the texts, if they are one.
+fn add_bytes(sources: &mut Sources, name: &str, bytes: &[u8]) -> Result<SourceId, Vec<Diagnostic>> {
     if bytes.len() > MAX_BYTES {
         sources.add(name, String::new());
         let size = (bytes.len() as u64).div_ceil(1 << 20);
@@ -206,12 +223,12 @@ pub fn parse_bytes(sources: &mut Sources, name: &str, bytes: &[u8]) -> Result<No
         let help = if utf16 {
             "it is UTF-16; save it again as UTF-8"
         } else {
-            "a job is a YAML file; give its path, such as `job.yaml`"
+            "documents are YAML files; give the path of one, such as `job.yaml`"
         };
         return Err(vec![Diagnostic::error(DiagnosticCode::NotText, format!("{name} is not a text file")).help(help)]);
     }
     match std::str::from_utf8(bytes) {
-        Ok(text) => parse(sources, name, text),
+        Ok(text) => Ok(sources.add(name, text.to_owned())),
         Err(e) => {
             let at = e.valid_up_to();
             let id = sources.add(name, String::from_utf8_lossy(bytes).into_owned());
@@ -237,10 +254,15 @@ pub fn parse(sources: &mut Sources, name: &str, text: &str) -> Result<Node, Vec<
 
 /// Reads the text `id` from the byte `from` on, as a document of its own.
 pub(crate) fn parse_at(sources: &Sources, id: SourceId, from: usize) -> Result<Node, Vec<Diagnostic>> {
+    let nothing = || Node::scalar("", Style::Plain, Span::new(id, from..from));
+    Ok(build(sources, id, from, false)?.pop().unwrap_or_else(nothing))
+}
+
+fn build(sources: &Sources, id: SourceId, from: usize, many: bool) -> Result<Vec<Node>, Vec<Diagnostic>> {
     let text = sources.get(id).and_then(|s| s.text.get(from..)).unwrap_or_default();
     let bom = if text.starts_with('\u{feff}') { 3 } else { 0 };
     let body = text.get(bom..).unwrap_or_default();
-    Builder::new(sources, id, body, from + bom).run(body)
+    Builder::new(sources, id, body, from + bom).run(body, many)
 }
 
 /// Builds the tree from the parser's events, with a stack of its own: depth costs no stack.
@@ -256,7 +278,7 @@ struct Builder<'s> {
     /// Anchors of collections that are not closed yet.
     pending: Vec<usize>,
     nodes: usize,
-    root: Option<Node>,
+    roots: Vec<Node>,
     duplicates: Vec<Diagnostic>,
 }
 
@@ -285,7 +307,7 @@ impl<'s> Builder<'s> {
             anchors: BTreeMap::new(),
             pending: Vec::new(),
             nodes: 0,
-            root: None,
+            roots: Vec::new(),
             duplicates: Vec::new(),
         }
     }
@@ -303,7 +325,7 @@ impl<'s> Builder<'s> {
         Box::new(Diagnostic::error(code, message).help(help).at(self.sources, span))
     }
 
-    fn run(mut self, text: &str) -> Result<Node, Vec<Diagnostic>> {
+    fn run(mut self, text: &str, many: bool) -> Result<Vec<Node>, Vec<Diagnostic>> {
         let mut documents = 0;
         for event in Parser::new_from_str(text) {
             let (event, span) = match event {
@@ -319,7 +341,9 @@ impl<'s> Builder<'s> {
                 Event::Nothing | Event::StreamStart | Event::StreamEnd | Event::DocumentEnd => Ok(()),
                 Event::DocumentStart(_) => {
                     documents += 1;
-                    if documents > 1 {
+                    // What an alias names is in its own document.
+                    self.anchors.clear();
+                    if documents > 1 && !many {
                         Err(self.fail(
                             DiagnosticCode::Unsupported,
                             "a second document begins here; a file holds one",
@@ -345,8 +369,7 @@ impl<'s> Builder<'s> {
         if !self.duplicates.is_empty() {
             return Err(self.duplicates);
         }
-        let nothing = || Node::scalar("", Style::Plain, Span::new(self.id, self.base..self.base));
-        Ok(self.root.unwrap_or_else(nothing))
+        Ok(self.roots)
     }
 
     fn count(&mut self, nodes: usize, span: Span) -> Step {
@@ -483,7 +506,7 @@ impl<'s> Builder<'s> {
 
     fn put(&mut self, node: Node) -> Step {
         let Some(top) = self.open.last_mut() else {
-            self.root = Some(node);
+            self.roots.push(node);
             return Ok(());
         };
         let entries = match &mut top.value {

@@ -104,7 +104,7 @@ impl Reader<'_, '_> {
     fn present(&mut self, entry: &Entry, shape: &Shape, required: bool, path: &str) -> Option<Json> {
         if entry.value.is_null() {
             let help = match shape {
-                Shape::Text(text) if text.literal => {
+                Shape::Text(text) if text.literal && (text.check)("").is_ok() => {
                     format!("write `{}: \"\"` for an empty text, or remove the line", entry.key)
                 }
                 _ if required => format!("write {}", shape.expected()),
@@ -126,6 +126,7 @@ impl Reader<'_, '_> {
             Shape::Choice(words) => self.choice(node, words, path),
             Shape::List(of, least) => self.list(node, shape, of, *least, path),
             Shape::Map(keys, of) => self.map(node, keys, of, path),
+            Shape::Tree(keys, leaf) => self.tree(node, shape, keys, leaf, path),
             Shape::Object(object) => match &node.value {
                 Value::Map(entries) => Some(Json::Object(self.object(entries, object, path, Some(node.span)))),
                 Value::Scalar { .. } | Value::List(_) => self.wrong(node, shape, path),
@@ -313,12 +314,17 @@ impl Reader<'_, '_> {
         Some(Json::Array(list))
     }
 
-    fn map(&mut self, node: &Node, keys: &'static Text, of: &'static Text, path: &str) -> Option<Json> {
+    fn map(&mut self, node: &Node, keys: &'static Text, of: &Shape, path: &str) -> Option<Json> {
         let Value::Map(entries) = &node.value else {
             let message = format!("expected a mapping of names to values, found {}", found(node));
             self.report.error(DiagnosticCode::WrongType, path, node.span, message, "write `NAME: value`, one a line");
             return None;
         };
+        Some(self.entries(entries, keys, of, path))
+    }
+
+    /// Entries with free keys.
+    fn entries(&mut self, entries: &[Entry], keys: &'static Text, of: &Shape, path: &str) -> Json {
         let mut map = Map::new();
         for entry in entries {
             let path = join(path, &entry.key);
@@ -328,11 +334,27 @@ impl Reader<'_, '_> {
                 self.report.error(fault.code, &path, entry.key_span, fault.message, help);
                 continue;
             }
-            if let Some(value) = self.present(entry, &Shape::Text(of), false, &path) {
+            if let Some(value) = self.present(entry, of, false, &path) {
                 map.insert(entry.key.clone(), value);
             }
         }
-        Some(Json::Object(map))
+        Json::Object(map)
+    }
+
+    /// One leaf may stand without its list.
+    fn tree(
+        &mut self,
+        node: &Node,
+        shape: &Shape,
+        keys: &'static Text,
+        leaf: &'static Shape,
+        path: &str,
+    ) -> Option<Json> {
+        match &node.value {
+            Value::Map(entries) => Some(self.entries(entries, keys, shape, path)),
+            Value::List(_) => self.value(node, &Shape::List(leaf, 1), path),
+            Value::Scalar { .. } => self.value(node, leaf, path).map(|text| Json::from(vec![text])),
+        }
     }
 }
 
@@ -347,6 +369,7 @@ pub(crate) fn unique(of: &Shape) -> bool {
 
 fn same_kind(node: &Node, shape: &Shape) -> bool {
     match (&node.value, shape) {
+        (_, Shape::Tree(..)) => true,
         (Value::List(_), Shape::List(..)) | (Value::Map(_), Shape::Object(_) | Shape::Map(..)) => true,
         (Value::Scalar { .. }, shape) => !matches!(shape, Shape::List(..) | Shape::Object(_) | Shape::Map(..)),
         _ => false,
@@ -369,7 +392,7 @@ fn meant(key: &str, object: &Object) -> Option<&'static str> {
 }
 
 /// What a value is, for a person.
-pub(super) fn found(node: &Node) -> String {
+pub(crate) fn found(node: &Node) -> String {
     let text = node.text().unwrap_or_default();
     let short: String =
         if text.chars().count() > 40 { text.chars().take(37).chain("…".chars()).collect() } else { text.to_owned() };

@@ -4,22 +4,22 @@ use super::formats as f;
 use super::shape::Shape::{Above, Bool, Choice, Either, List, Map, Object as Keys, Text, Whole};
 use super::shape::{Field, Object, Shape};
 
-const fn field(key: &'static str, shape: Shape, doc: &'static str) -> Field {
+pub(crate) const fn field(key: &'static str, shape: Shape, doc: &'static str) -> Field {
     Field { key, doc, shape, required: false, examples: &[], default: None }
 }
 
 impl Field {
-    const fn required(mut self) -> Field {
+    pub(crate) const fn required(mut self) -> Field {
         self.required = true;
         self
     }
 
-    const fn eg(mut self, examples: &'static [&'static str]) -> Field {
+    pub(crate) const fn eg(mut self, examples: &'static [&'static str]) -> Field {
         self.examples = examples;
         self
     }
 
-    const fn default(mut self, default: &'static str) -> Field {
+    pub(crate) const fn default(mut self, default: &'static str) -> Field {
         self.default = Some(default);
         self
     }
@@ -55,8 +55,8 @@ pub static JOB: Object = Object {
             .required()
             .eg(&["\"torchrun train.py --config 8b.yaml\"", "[\"python\", \"train.py\"]"]),
         field("processes", Choice(&[("perNode", "once a node, as torchrun and accelerate expect"), ("perGpu", "once for each GPU, with RANK, LOCAL_RANK and WORLD_SIZE set")]), "How often `run` is started.").default("\"perNode\""),
-        field("env", Map(&f::VARIABLE, &f::FREE), "Environment variables. Numbers and `true` are taken as they are written.").eg(&["{\"WANDB_PROJECT\": \"sft\"}"]),
-        field("secrets", Map(&f::VARIABLE, &f::SECRET), "Environment variables from secrets, as `secret/key`: references, never values.").eg(&["{\"HF_TOKEN\": \"hf-token/token\"}"]),
+        field("env", Map(&f::VARIABLE, &Text(&f::FREE)), "Environment variables. Numbers and `true` are taken as they are written.").eg(&["{\"WANDB_PROJECT\": \"sft\"}"]),
+        field("secrets", Map(&f::VARIABLE, &Text(&f::SECRET)), "Environment variables from secrets, as `secret/key`: references, never values.").eg(&["{\"HF_TOKEN\": \"hf-token/token\"}"]),
         field("data", List(&Keys(&DATA), 0), "Data that the job reads or writes."),
         field("outputs", List(&Text(&f::ABSOLUTE), 0), "Folders that are kept after the end, and fetched with `aviflow cp`.").eg(&["[\"/out\"]"]),
         field("checkpoint", Keys(&CHECKPOINT), "Where and how often the training saves itself."),
@@ -263,7 +263,7 @@ pub static ENVIRONMENT: Object = Object {
         )
         .eg(&["\"requirements.lock\""])
         .default("\"requirements.lock\""),
-        field("env", Map(&f::VARIABLE, &f::FREE), "Default variables; what a job declares wins.")
+        field("env", Map(&f::VARIABLE, &Text(&f::FREE)), "Default variables; what a job declares wins.")
             .eg(&["{\"PYTHONUNBUFFERED\": \"1\"}"]),
     ],
     synonyms: &[

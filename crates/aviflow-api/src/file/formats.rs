@@ -11,7 +11,7 @@ pub const NAME_LIMIT: usize = 40;
 
 type Check = Result<(), Fault>;
 
-const fn text(what: &'static str, pattern: Option<&'static str>, check: fn(&str) -> Check) -> Text {
+pub(crate) const fn text(what: &'static str, pattern: Option<&'static str>, check: fn(&str) -> Check) -> Text {
     Text { what, pattern, literal: false, check }
 }
 
@@ -104,7 +104,7 @@ pub fn to_name(t: &str) -> String {
     if name.is_empty() { "job".to_owned() } else { name.to_owned() }
 }
 
-fn label(t: &str, limit: usize) -> Check {
+pub(crate) fn label(t: &str, limit: usize) -> Check {
     if is_label(t, limit, "") {
         return Ok(());
     }
@@ -129,7 +129,7 @@ fn queue(t: &str) -> Check {
     label(t, 63).map_err(|f| Fault { help: "`aviflow queues` lists them".to_owned(), ..f })
 }
 
-fn word(t: &str) -> Check {
+pub(crate) fn word(t: &str) -> Check {
     let ends = |c: char| c.is_ascii_alphanumeric();
     let good = t.len() <= 63
         && t.starts_with(ends)

@@ -11,7 +11,7 @@ use std::ops::Range;
 pub struct Places(BTreeMap<String, (Option<Span>, Span)>);
 
 impl Places {
-    pub(super) fn put(&mut self, path: &str, key: Option<Span>, value: Span) {
+    pub(crate) fn put(&mut self, path: &str, key: Option<Span>, value: Span) {
         self.0.insert(path.to_owned(), (key, value));
     }
 
@@ -33,6 +33,17 @@ impl Places {
         self.0.contains_key(path)
     }
 
+    /// Gives a problem that names its field the field's place, if the document has it.
+    #[must_use]
+    pub fn place(&self, problem: Diagnostic, sources: &Sources) -> Diagnostic {
+        // A single item may stand without its list.
+        let list = problem.field.rsplit_once('[').map_or("", |(list, _)| list);
+        match self.value(&problem.field).or_else(|| self.value(list)) {
+            Some(span) => problem.at(sources, span),
+            None => problem,
+        }
+    }
+
     /// The innermost field whose key or value covers a place.
     #[must_use]
     pub fn covering(&self, span: Span) -> Option<&str> {
@@ -46,7 +57,7 @@ impl Places {
 }
 
 /// `a.b`, or `b` at the top.
-pub(super) fn join(path: &str, key: &str) -> String {
+pub(crate) fn join(path: &str, key: &str) -> String {
     if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") }
 }
 

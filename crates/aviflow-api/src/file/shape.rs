@@ -22,7 +22,9 @@ pub enum Shape {
     /// A list of at least so many values, none of them twice.
     List(&'static Shape, usize),
     /// Free keys of some form, and the form of their values.
-    Map(&'static Text, &'static Text),
+    Map(&'static Text, &'static Shape),
+    /// Mappings of names in each other, as deep as one likes, and such texts or lists of them at the leaves.
+    Tree(&'static Text, &'static Shape),
     /// Known keys.
     Object(&'static Object),
     /// One of these, told apart by whether it is one word, a list or a mapping.
@@ -119,6 +121,7 @@ impl Shape {
                 of => format!("a list, each {}", of.expected()),
             },
             Shape::Map(..) => "a mapping of names to values".to_owned(),
+            Shape::Tree(..) => "a mapping of names to lists, or to mappings of the same kind".to_owned(),
             Shape::Object(object) => {
                 let keys: Vec<&str> = object.fields.iter().map(|f| f.key).collect();
                 format!("a mapping with {}", keys.join(", "))

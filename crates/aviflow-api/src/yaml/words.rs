@@ -2,6 +2,7 @@
 
 use crate::diagnostic::{Diagnostic, DiagnosticCode};
 use crate::source::{SourceId, Sources, Span};
+use std::ops::Range;
 
 /// What the parser says (a part of it), what a person reads, what to do.
 const WORDS: &[(&str, &str, &str)] = &[
@@ -89,6 +90,12 @@ pub(super) fn syntax(sources: &Sources, id: SourceId, at: usize, info: &str) -> 
         Some((_, message, help)) => ((*message).to_owned(), (*help).to_owned()),
         None => (info.to_owned(), "look at this line and the one above".to_owned()),
     };
+    if let Some(range) = bracketed(text, at).filter(|_| info.contains("flow")) {
+        let word = text.get(range.clone()).unwrap_or_default();
+        return Diagnostic::error(DiagnosticCode::Syntax, "a text with `[` that stands in `[ ]` or `{ }`")
+            .help(format!("put it in quotes: `\"{word}\"`"))
+            .at(sources, Span::new(id, range));
+    }
     // An error at the end of the text is shown where the text ends, on a line that can be seen.
     let mut start = at.min(text.len());
     if text.get(start..).is_some_and(|rest| rest.trim().is_empty()) {
@@ -102,6 +109,15 @@ pub(super) fn syntax(sources: &Sources, id: SourceId, at: usize, info: &str) -> 
     }
     let length = text.get(start..).and_then(|t| t.chars().next()).map_or(0, char::len_utf8);
     Diagnostic::error(DiagnosticCode::Syntax, message).help(help).at(sources, Span::new(id, start..start + length))
+}
+
+/// The word whose `[` is at `at`, such as `node-[1-8]`.
+fn bracketed(text: &str, at: usize) -> Option<Range<usize>> {
+    let (before, behind) = (text.get(..at)?, text.get(at..)?);
+    let start = before.rfind([' ', ',', '[', '{', '\n']).map_or(0, |i| i + 1);
+    let end = at + behind.find([']', '\n'])? + 1;
+    let word = text.get(start..end)?;
+    (start < at && behind.starts_with('[') && word.ends_with(']')).then_some(start..end)
 }
 
 /// The last quote that opens a value: after a colon, dash, bracket or comma.

@@ -42,7 +42,9 @@ fn structural(d: &Diagnostic) -> bool {
 
 #[test]
 fn the_committed_schemas_are_the_generated_ones() {
-    for (name, generated) in [("job", schema::job()), ("environment", schema::environment())] {
+    for (name, generated) in
+        [("job", schema::job()), ("environment", schema::environment()), ("admin", schema::admin())]
+    {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("schemas/{name}.schema.json"));
         let text = schema::text(&generated);
         if std::env::var_os("UPDATE_SCHEMA").is_some() {

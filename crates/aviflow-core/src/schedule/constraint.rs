@@ -1,10 +1,12 @@
 //! What keeps each waiting job, found at the end of the pass: the numbers are
 //! those of the plan as it stands.
 
+use super::grid::View;
 use super::memo::Class;
 use super::pass::{Ask, Pass, environment_ready, held_queue, within};
 use super::quota::Short;
 use super::{Constraint, place};
+use crate::gpus::Slots;
 use crate::model::{EvictionCause, Job, JobId, NODE_LEVEL, NodeCondition, Request, Snapshot};
 use std::collections::BTreeMap;
 
@@ -37,27 +39,27 @@ pub(super) fn explain(pass: &mut Pass<'_>) {
     let mut known: BTreeMap<Constraint, usize> = BTreeMap::new();
     let mut of_class: BTreeMap<(u32, bool, usize), usize> = BTreeMap::new();
     let mut waiting = std::mem::take(&mut pass.out.waiting);
+    let paused = pass.snapshot.paused.is_some();
     for entry in &mut waiting {
         let Some(waiter) = pass.index.waiting.get(&entry.job) else { continue };
+        let special = paused || waiter.gated || waiter.claims || pass.promised.contains(&entry.job);
+        if special
+            && let Some(ask) = pass.ask(entry.job, waiter)
+            && let Some(own) = own(pass, &ask)
+        {
+            entry.constraint = intern(pass, &mut known, own);
+            continue;
+        }
+        let before = pass.promises.partition_point(|p| p.start < pass.end(waiter));
+        let key = (waiter.class, pass.insists(waiter), before);
+        if let Some(index) = of_class.get(&key) {
+            entry.constraint = *index;
+            continue;
+        }
         let Some(ask) = pass.ask(entry.job, waiter) else { continue };
-        let own = own(pass, &ask, waiter.gated || waiter.claims);
-        let index = match own {
-            Some(constraint) => intern(pass, &mut known, constraint),
-            None => {
-                let before = pass.promises.partition_point(|p| p.start < ask.end);
-                let key = (waiter.class, ask.insists, before);
-                match of_class.get(&key) {
-                    Some(index) => *index,
-                    None => {
-                        let constraint = of(pass, &ask);
-                        let index = intern(pass, &mut known, constraint);
-                        of_class.insert(key, index);
-                        index
-                    }
-                }
-            }
-        };
-        entry.constraint = index;
+        let constraint = of(pass, &ask);
+        entry.constraint = intern(pass, &mut known, constraint);
+        of_class.insert(key, entry.constraint);
     }
     pass.out.waiting = waiting;
 }
@@ -73,14 +75,14 @@ fn intern(pass: &mut Pass<'_>, known: &mut BTreeMap<Constraint, usize>, constrai
 }
 
 /// What keeps this job and not all of its class.
-fn own(pass: &Pass<'_>, ask: &Ask<'_>, special: bool) -> Option<Constraint> {
+fn own(pass: &Pass<'_>, ask: &Ask<'_>) -> Option<Constraint> {
     if let Some(by) = &pass.snapshot.paused {
         return Some(Constraint::Paused { by: by.clone() });
     }
     if pass.promised.contains(&ask.id) {
         return Some(claimed(pass, ask.id, ask.job));
     }
-    if special && let Some(gate) = gate_of(pass, ask) {
+    if let Some(gate) = gate_of(pass, ask) {
         return Some(gate);
     }
     let claims = ask.job.claim.is_some() && !pass.dropped.contains(&ask.id);
@@ -104,17 +106,19 @@ fn claimed(pass: &Pass<'_>, id: JobId, job: &Job) -> Constraint {
     Constraint::Claimed { victims, cause: claim.map_or(EvictionCause::Turn, |c| c.cause) }
 }
 
-fn of(pass: &Pass<'_>, ask: &Ask<'_>) -> Constraint {
+fn of(pass: &mut Pass<'_>, ask: &Ask<'_>) -> Constraint {
     let class = ask.class;
     if let Some(queue) = held_queue(pass, ask.queue) {
         let gone = !pass.snapshot.queues.contains_key(&queue) && !pass.snapshot.queues.is_empty();
         return if gone { Constraint::QueueGone { queue } } else { Constraint::QueueHeld { queue } };
     }
-    if let Some(never) = never_fits(pass.snapshot, &class_request(class)) {
+    if !could_fit(pass, ask)
+        && let Some(never) = never_fits(pass.snapshot, &class_request(class))
+    {
         return never;
     }
     let mut short = None;
-    for s in pass.grid.candidates(&class.gpu_types) {
+    for s in pass.segments(ask).iter().copied() {
         let t = pass.grid.segments[s].gpu_type;
         match pass.quotas.short(ask.queue, t, class.gpus(), class.preemptible) {
             Some(why) => short = short.or(Some((why, t))),
@@ -135,13 +139,32 @@ fn of(pass: &Pass<'_>, ask: &Ask<'_>) -> Constraint {
     }
 }
 
+/// Whether the pool, empty, could hold the gang, by counts alone.
+fn could_fit(pass: &mut Pass<'_>, ask: &Ask<'_>) -> bool {
+    if pass.whole.is_none() {
+        let healthy = |id| {
+            let there = pass.snapshot.nodes.get(id).filter(|n| n.condition != NodeCondition::Gone);
+            there.map_or(Slots::NONE, |n| n.gpus.without(n.unhealthy))
+        };
+        pass.whole = Some(View::new(pass.grid, pass.grid.ids.iter().map(healthy).collect()));
+    }
+    let Some(whole) = &pass.whole else { return false };
+    pass.segments(ask).iter().any(|s| {
+        let segment = &pass.grid.segments[*s];
+        within(segment, ask.class, false).is_some_and(|level| {
+            let room = place::room(pass.grid, segment, whole, ask.class.gpus_per_node, level);
+            room >= ask.class.nodes.min && (level > 0 || ask.class.topology.require.as_deref() != Some(NODE_LEVEL))
+        })
+    })
+}
+
 /// Too few nodes have room, or those that have are promised to others, or not where the gang wants to be.
 fn capacity(pass: &Pass<'_>, ask: &Ask<'_>) -> Constraint {
     let class = ask.class;
     let view = &pass.views[0];
     let gpus = class.gpus_per_node;
     let mut best: Option<(u32, u32, u32, usize)> = None;
-    for s in pass.grid.candidates(&class.gpu_types) {
+    for s in pass.segments(ask).iter().copied() {
         let segment = &pass.grid.segments[s];
         let quota = pass.quotas.short(ask.queue, segment.gpu_type, class.gpus(), class.preemptible).is_some();
         let Some(level) = within(segment, class, ask.insists).filter(|_| !quota) else { continue };

@@ -92,6 +92,7 @@ pub(super) struct Waiter {
     /// The longest that it can still run, if it says so.
     pub(super) left: Option<Span>,
     pub(super) had: Span,
+    pub(super) not_before: Option<Time>,
     /// Whether something beside GPUs and quota may keep it.
     pub(super) gated: bool,
     pub(super) claims: bool,
@@ -108,6 +109,7 @@ pub(super) struct Holder {
     pub(super) preemptible: bool,
     pub(super) leaving: bool,
     pub(super) evicting: bool,
+    pub(super) priority: i32,
 }
 
 /// The waiting jobs of one queue.
@@ -204,6 +206,7 @@ impl Index {
             submitted: job.submitted,
             left,
             had: job.gpu_time,
+            not_before: job.not_before,
             gated,
             claims: job.claim.is_some(),
         };
@@ -224,6 +227,7 @@ impl Index {
             preemptible: job.request.preemptible,
             leaving,
             evicting: job.eviction.is_some(),
+            priority: job.request.priority,
         };
         self.holders.insert(job.id, holder);
     }

@@ -59,7 +59,7 @@ impl<'a> Walk<'a> {
                 rest: BTreeMap::new(),
                 had: BTreeMap::new(),
             };
-            match pass.sharing(queue, &[]) {
+            match pass.shares(queue) {
                 Some(sharing) => new.levels(pass, &sharing),
                 None => new.users(pass),
             }

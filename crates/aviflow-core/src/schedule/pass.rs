@@ -29,6 +29,14 @@ pub(super) struct Pass<'a> {
     /// One more than `promises`, which are in the order of their beginnings.
     pub(super) views: Vec<View>,
     pub(super) promises: Vec<Promise>,
+    /// How the jobs of each branch take turns, as far as it or one above it says so.
+    share_of_branch: Vec<Option<TimeSharing>>,
+    /// How the pool of each segment says so.
+    share_of_segment: Vec<Option<TimeSharing>>,
+    /// The segments of each class, in the order of its preferences.
+    segments: Vec<Vec<usize>>,
+    /// All healthy GPUs of nodes that are there, as if nobody held any.
+    pub(super) whole: Option<View>,
     /// By class: the shortest that found no place, with what is preferred and without.
     blocked: Vec<[Option<Time>; 2]>,
     /// Jobs that a decision of this pass suspends or tells to leave.
@@ -60,6 +68,7 @@ pub(super) struct Ask<'a> {
     pub(super) id: JobId,
     pub(super) job: &'a Job,
     pub(super) class: &'a Class,
+    pub(super) class_id: usize,
     pub(super) queue: usize,
     /// When it ends at the latest if it starts now.
     pub(super) end: Time,
@@ -93,7 +102,14 @@ impl<'a> Pass<'a> {
         for holder in index.holders.values() {
             quotas.charge(branch[holder.queue as usize], holder.gpu_type, holder.gpus, holder.preemptible, true);
         }
+        let share_of = |b: &usize| snapshot.queues.get(&quotas.branches[*b].name)?.time_sharing;
+        let share_of_branch = quotas.branches.iter().map(|b| b.path.iter().rev().find_map(share_of)).collect();
+        let share_of_segment = grid.segments.iter().map(|s| snapshot.pools.get(&s.pool)?.time_sharing).collect();
         Pass {
+            share_of_branch,
+            share_of_segment,
+            segments: index.classes.iter().map(|c| grid.candidates(&c.gpu_types)).collect(),
+            whole: None,
             snapshot,
             now,
             grid,
@@ -138,19 +154,38 @@ impl<'a> Pass<'a> {
         let job = self.snapshot.jobs.get(&id)?;
         let class = &self.index.classes[waiter.class as usize];
         let queue = self.branch[class.queue as usize];
-        let topology = &class.topology;
-        let patient = topology.max_wait.is_some_and(|wait| self.now < job.submitted + wait);
-        let sharing = if class.preemptible { self.sharing(queue, &class.gpu_types) } else { None };
-        let end = waiter.left.map_or(Time(i64::MAX), |left| self.now + left);
-        Some(Ask { id, job, class, queue, end, insists: patient && topology.prefer.is_some(), sharing })
+        let sharing = if class.preemptible { self.sharing(queue, &self.segments[waiter.class as usize]) } else { None };
+        let (end, insists) = (self.end(waiter), self.insists(waiter));
+        Some(Ask { id, job, class, class_id: waiter.class as usize, queue, end, insists, sharing })
+    }
+
+    /// When a job ends at the latest if it starts now.
+    pub(super) fn end(&self, waiter: &Waiter) -> Time {
+        waiter.left.map_or(Time(i64::MAX), |left| self.now + left)
+    }
+
+    /// Whether a job still insists on what it prefers.
+    pub(super) fn insists(&self, waiter: &Waiter) -> bool {
+        let topology = &self.index.classes[waiter.class as usize].topology;
+        topology.prefer.is_some() && topology.max_wait.is_some_and(|wait| self.now < waiter.submitted + wait)
+    }
+
+    /// The segments that a job may use, in the order of its preferences.
+    pub(super) fn segments(&self, ask: &Ask<'_>) -> &[usize] {
+        &self.segments[ask.class_id]
     }
 
     /// Whether jobs of a queue take turns, by its own word, that of a queue above, or the pool's.
-    pub(super) fn sharing(&self, queue: usize, gpu_types: &[String]) -> Option<TimeSharing> {
-        let of_queue = |b: &usize| self.snapshot.queues.get(&self.quotas.branches[*b].name)?.time_sharing;
-        let own = self.quotas.branches[queue].path.iter().rev().find_map(of_queue);
-        let of_pool = |s: usize| self.snapshot.pools.get(&self.grid.segments[s].pool)?.time_sharing;
-        let sharing = own.or_else(|| self.grid.candidates(gpu_types).into_iter().find_map(of_pool));
+    pub(super) fn sharing(&self, queue: usize, segments: &[usize]) -> Option<TimeSharing> {
+        let of_pool = || segments.iter().find_map(|s| self.share_of_segment[*s]);
+        let sharing = self.share_of_branch[queue].or_else(of_pool);
+        sharing.filter(|s| s.enabled && self.snapshot.policy.preemption)
+    }
+
+    /// Whether any job of a queue takes turns, on any segment.
+    pub(super) fn shares(&self, queue: usize) -> Option<TimeSharing> {
+        let of_pool = || self.share_of_segment.iter().flatten().next().copied();
+        let sharing = self.share_of_branch[queue].or_else(of_pool);
         sharing.filter(|s| s.enabled && self.snapshot.policy.preemption)
     }
 
@@ -165,8 +200,16 @@ impl<'a> Pass<'a> {
                 self.wait(id);
                 continue;
             }
+            let mode = usize::from(self.insists(waiter));
+            if self.blocked[waiter.class as usize][mode].is_some_and(|shortest| self.end(waiter) >= shortest) {
+                self.wait(id);
+                if let Some(until) = waiter.not_before {
+                    self.wake(until);
+                }
+                continue;
+            }
             let Some(ask) = self.ask(id, waiter) else { continue };
-            let got = self.visit(&ask, waiter.class as usize, waiter.gated);
+            let got = self.visit(&ask, mode, waiter.gated);
             if got > 0 {
                 *self.charged.entry((waiter.queue as usize, waiter.user)).or_default() += got;
             }
@@ -192,10 +235,8 @@ impl<'a> Pass<'a> {
     }
 
     /// Starts the job, or has it wait; tells the GPUs that it got or was promised.
-    fn visit(&mut self, ask: &Ask<'a>, class: usize, gated: bool) -> u32 {
-        let mode = usize::from(ask.insists);
-        let known = self.blocked[class][mode].is_some_and(|shortest| ask.end >= shortest);
-        if known || gated && constraint::gate(self, ask).is_some() {
+    fn visit(&mut self, ask: &Ask<'a>, mode: usize, gated: bool) -> u32 {
+        if gated && constraint::gate(self, ask).is_some() {
             self.wait(ask.id);
             return 0;
         }
@@ -215,14 +256,14 @@ impl<'a> Pass<'a> {
             reserve::reserve(self, ask);
             turns::note(self, ask);
         }
-        self.blocked[class][mode] = Some(ask.end);
+        self.blocked[ask.class_id][mode] = Some(ask.end);
         self.wait(ask.id);
         0
     }
 
     /// The first accelerator type in order of preference, and the best place there.
     pub(super) fn place_free(&self, ask: &Ask<'a>) -> Option<(usize, Placement)> {
-        self.grid.candidates(&ask.class.gpu_types).into_iter().find_map(|s| {
+        self.segments(ask).iter().copied().find_map(|s| {
             let view = self.view_for(ask, s);
             let wanted = self.wanted(ask, s, true)?;
             place::place(self.grid, &self.grid.segments[s], view, &wanted).map(|p| (s, p))
@@ -268,8 +309,9 @@ impl<'a> Pass<'a> {
         }
         let t = self.grid.segments[segment].gpu_type;
         self.quotas.charge(queue, t, placement.gpus().count(), preemptible, true);
-        // Whoever holds them from now on is not in the list.
+        // Whoever holds them from now on is not in the lists.
         self.ends = None;
+        self.rights = None;
     }
 }
 

@@ -21,11 +21,33 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 /// Up to so many candidates every set of them is looked at.
 const EXACT: usize = 10;
 
-/// What is known of all holders, so that most questions need not ask each of them.
+/// Whom it is worth asking: the preemptible holders by queue, and those of queues above their guarantees.
 #[derive(Debug, Default)]
 pub(super) struct Rights {
-    /// The lowest priority of the preemptible holders of each queue.
-    lowest: BTreeMap<usize, i32>,
+    /// By queue: its holders, and the lowest priority of them.
+    of_queue: BTreeMap<usize, (i32, Vec<JobId>)>,
+    /// Holders of queues above their guarantee, by type.
+    above: BTreeMap<usize, Vec<JobId>>,
+}
+
+impl Rights {
+    fn new(pass: &Pass<'_>) -> Rights {
+        let mut rights = Rights::default();
+        for (id, holder) in &pass.index.holders {
+            if !holder.preemptible || holder.leaving || holder.evicting || pass.leaving.contains(id) {
+                continue;
+            }
+            let queue = pass.branch[holder.queue as usize];
+            let (lowest, list) = rights.of_queue.entry(queue).or_insert((i32::MAX, Vec::new()));
+            *lowest = holder.priority.min(*lowest);
+            list.push(*id);
+            let t = holder.gpu_type;
+            if pass.quotas.managed[t] && pass.quotas.used(queue, t) > pass.quotas.guarantee(queue, t) {
+                rights.above.entry(t).or_default().push(*id);
+            }
+        }
+        rights
+    }
 }
 
 /// A gang that may be asked to leave.
@@ -66,7 +88,7 @@ pub(super) fn claim(pass: &mut Pass<'_>, ask: &Ask<'_>) -> Option<u32> {
     if !pass.snapshot.policy.preemption || !may_take(pass, ask) {
         return None;
     }
-    for segment in pass.grid.candidates(&ask.class.gpu_types) {
+    for segment in pass.segments(ask).to_vec() {
         let found = search(pass, ask, segment);
         let Some((victims, placement)) = found.or_else(|| take_turn(pass, ask, segment)) else { continue };
         let cause = victims.iter().map(|v| v.cause).min().unwrap_or(EvictionCause::Turn);
@@ -88,29 +110,23 @@ pub(super) fn claim(pass: &mut Pass<'_>, ask: &Ask<'_>) -> Option<u32> {
 
 /// Whether there is any right at all to look for victims by.
 fn may_take(pass: &mut Pass<'_>, ask: &Ask<'_>) -> bool {
+    if pass.rights.is_none() {
+        pass.rights = Some(Rights::new(pass));
+    }
     if ask.sharing.is_some() {
         return true;
     }
-    if pass.rights.is_none() {
-        let mut rights = Rights::default();
-        for (id, holder) in pass.index.holders.iter().filter(|(_, h)| h.preemptible && !h.leaving) {
-            let Some(job) = pass.snapshot.jobs.get(id) else { continue };
-            let lowest = rights.lowest.entry(pass.branch[holder.queue as usize]).or_insert(i32::MAX);
-            *lowest = job.request.priority.min(*lowest);
-        }
-        pass.rights = Some(rights);
-    }
-    let by_priority =
-        pass.rights.as_ref().and_then(|r| r.lowest.get(&ask.queue)).is_some_and(|l| *l < ask.class.priority);
+    let Some(rights) = &pass.rights else { return false };
+    rights.of_queue.get(&ask.queue).is_some_and(|(lowest, _)| *lowest < ask.class.priority)
+        || pass.segments(ask).iter().any(|s| by_guarantee(pass, rights, ask, *s))
+}
+
+/// Whether the queue, or one above it, would be within its guarantee, and somebody is above his.
+fn by_guarantee(pass: &Pass<'_>, rights: &Rights, ask: &Ask<'_>, segment: usize) -> bool {
+    let t = pass.grid.segments[segment].gpu_type;
     let gpus = ask.class.gpus();
-    let by_guarantee = || {
-        pass.grid.candidates(&ask.class.gpu_types).into_iter().any(|s| {
-            let t = pass.grid.segments[s].gpu_type;
-            let within = |q: &usize| pass.quotas.used(*q, t).saturating_add(gpus) <= pass.quotas.guarantee(*q, t);
-            pass.quotas.managed[t] && pass.quotas.branches[ask.queue].path.iter().any(within)
-        })
-    };
-    by_priority || by_guarantee()
+    let within = |q: &usize| pass.quotas.used(*q, t).saturating_add(gpus) <= pass.quotas.guarantee(*q, t);
+    rights.above.contains_key(&t) && pass.quotas.branches[ask.queue].path.iter().any(within)
 }
 
 /// By what right a job may take a holder's GPUs.
@@ -128,16 +144,17 @@ fn right(pass: &Pass<'_>, ask: &Ask<'_>, victim: &Job, queue: usize, t: usize) -
 fn candidates(pass: &Pass<'_>, ask: &Ask<'_>, segment: usize) -> Vec<Candidate> {
     let t = pass.grid.segments[segment].gpu_type;
     let mut found = Vec::new();
-    for (id, holder) in &pass.index.holders {
-        if holder.segment != segment
-            || !holder.preemptible
-            || holder.leaving
-            || holder.evicting
-            || pass.leaving.contains(id)
-        {
-            continue;
-        }
-        let Some(job) = pass.snapshot.jobs.get(id) else { continue };
+    let Some(rights) = &pass.rights else { return found };
+    let mut worth: BTreeSet<JobId> = BTreeSet::new();
+    if let Some((_, list)) = rights.of_queue.get(&ask.queue).filter(|(lowest, _)| *lowest < ask.class.priority) {
+        worth.extend(list);
+    }
+    if by_guarantee(pass, rights, ask, segment) {
+        worth.extend(rights.above.get(&t).into_iter().flatten());
+    }
+    for id in worth {
+        let Some(holder) = pass.index.holders.get(&id).filter(|h| h.segment == segment) else { continue };
+        let Some(job) = pass.snapshot.jobs.get(&id).filter(|_| !pass.leaving.contains(&id)) else { continue };
         let queue = pass.branch[holder.queue as usize];
         let Some(cause) = right(pass, ask, job, queue, t) else { continue };
         found.push(Candidate::new(pass, job, holder, queue, cause));

@@ -184,7 +184,7 @@ pub(super) fn reserve(pass: &mut Pass<'_>, ask: &Ask<'_>) {
     let most = pass.snapshot.policy.reservations as usize;
     let open =
         |pass: &Pass<'_>, s: usize| pass.promises.iter().filter(|p| p.segment == s && p.owner.is_some()).count() < most;
-    let segments = pass.grid.candidates(&ask.class.gpu_types);
+    let segments = pass.segments(ask).to_vec();
     if !segments.iter().any(|s| open(pass, *s)) {
         return;
     }

@@ -70,7 +70,7 @@ fn turns(pass: &Pass<'_>, ask: &Ask<'_>, sharing: &TimeSharing, segment: usize) 
         let queue = pass.branch[holder.queue as usize];
         // Between queues only with what is nobody's guarantee.
         let guaranteed = pass.quotas.managed[t] && pass.quotas.used(queue, t) <= pass.quotas.guarantee(queue, t);
-        if queue != ask.queue && (guaranteed || pass.sharing(queue, &job.request.gpu_types).is_none()) {
+        if queue != ask.queue && (guaranteed || pass.sharing(queue, &[segment]).is_none()) {
             continue;
         }
         let Some(gang) = job.phase.gang() else { continue };
@@ -206,7 +206,7 @@ pub(super) fn wake(pass: &mut Pass<'_>) {
         }
         let Some(job) = pass.snapshot.jobs.get(id) else { continue };
         let queue = pass.branch[holder.queue as usize];
-        let Some(sharing) = pass.sharing(queue, &job.request.gpu_types) else { continue };
+        let Some(sharing) = pass.sharing(queue, &[holder.segment]) else { continue };
         let over_at = pass.now + Span(sharing.minimum_run.0 - held_for(job, pass.now).0);
         for at in [over_at - HOLD, over_at] {
             if at > pass.now {

@@ -99,17 +99,46 @@ fn median(mut all: Vec<f64>) -> f64 {
     all[all.len() / 2]
 }
 
-/// Carries out the starts, so that the pool is as the engine would leave it.
+/// Carries out what is decided until nothing is, so that the pool is as the engine would leave it.
 fn settle(s: &mut Snapshot, memo: &mut Memo, now: Time) -> usize {
     let mut starts = 0;
-    for decision in plan(s, memo, now).decisions {
-        if let Decision::Start { job, placement } = decision {
-            run(s, job, placement, now);
-            memo.touch(job);
-            starts += 1;
+    loop {
+        let decisions = plan(s, memo, now).decisions;
+        if decisions.is_empty() {
+            return starts;
+        }
+        for decision in decisions {
+            match decision {
+                Decision::Start { job, placement } => {
+                    run(s, job, placement, now);
+                    memo.touch(job);
+                    starts += 1;
+                }
+                Decision::Claim { job, claim } => {
+                    let _ = lifecycle::advance(s, job, &Event::Claim { claim }, now, now);
+                    memo.touch(job);
+                }
+                Decision::Suspend { job, .. } => {
+                    let gpus = s.jobs.get(&job).and_then(|j| j.phase.gang()).map(|g| g.gpus()).unwrap_or_default();
+                    for (node, slots) in gpus.iter() {
+                        if let Some(n) = s.nodes.get_mut(&node) {
+                            n.held = n.held.without(slots);
+                        }
+                    }
+                    if let Some(j) = s.jobs.get_mut(&job) {
+                        j.phase = Phase::Queued;
+                        s.waiting.insert(job);
+                    }
+                    memo.touch(job);
+                }
+                Decision::Evict { .. }
+                | Decision::Unclaim { .. }
+                | Decision::Spare { .. }
+                | Decision::Window { .. }
+                | Decision::Take { .. } => {}
+            }
         }
     }
-    starts
 }
 
 fn case(nodes: u32, running: u64, waiting: u64, queues: u64) {

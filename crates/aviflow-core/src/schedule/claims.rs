@@ -9,7 +9,7 @@ use crate::time::{Span, Time};
 /// Starts the jobs whose claims are complete, and takes back what cannot be kept.
 pub(super) fn keep(pass: &mut Pass<'_>) {
     for id in &pass.index.claimers {
-        let (Some(job), Some(waiter)) = (pass.snapshot.jobs.get(id), pass.index.waiting.get(id)) else { continue };
+        let (Some(job), Some(waiter)) = (pass.snapshot.jobs.get(id), pass.index.waiter(*id)) else { continue };
         let Some(claim) = &job.claim else { continue };
         let Some(ask) = pass.ask(*id, waiter) else { continue };
         let Some(segment) =
@@ -58,7 +58,7 @@ fn broken(pass: &Pass<'_>, job: &Job) -> Option<String> {
             return Some(format!("node {} takes no work any more", node.name));
         }
     }
-    let queue = pass.index.waiting.get(&job.id).map(|w| pass.index.classes[w.class as usize].queue)?;
+    let queue = pass.index.waiter(job.id).map(|w| pass.index.classes[w.class as usize].queue)?;
     pass::held_queue(pass, pass.branch[queue as usize]).map(|queue| format!("queue {queue} is held"))
 }
 

@@ -37,11 +37,11 @@ fn gate_of(pass: &Pass<'_>, ask: &Ask<'_>) -> Option<Constraint> {
 /// Fills in the constraint of each waiting job; jobs of one class share theirs.
 pub(super) fn explain(pass: &mut Pass<'_>) {
     let mut known: BTreeMap<Constraint, usize> = BTreeMap::new();
-    let mut of_class: BTreeMap<(u32, bool, usize), usize> = BTreeMap::new();
+    // By class: whether it insists, the promises before its end, the constraint.
+    let mut of_class: Vec<Vec<(bool, usize, usize)>> = vec![Vec::new(); pass.index.classes.len()];
     let mut waiting = std::mem::take(&mut pass.out.waiting);
     let paused = pass.snapshot.paused.is_some();
-    for entry in &mut waiting {
-        let Some(waiter) = pass.index.waiting.get(&entry.job) else { continue };
+    for (entry, waiter) in waiting.iter_mut().zip(std::mem::take(&mut pass.waiters)) {
         let special = paused || waiter.gated || waiter.claims || pass.promised.contains(&entry.job);
         if special
             && let Some(ask) = pass.ask(entry.job, waiter)
@@ -51,15 +51,16 @@ pub(super) fn explain(pass: &mut Pass<'_>) {
             continue;
         }
         let before = pass.promises.partition_point(|p| p.start < pass.end(waiter));
-        let key = (waiter.class, pass.insists(waiter), before);
-        if let Some(index) = of_class.get(&key) {
+        let insists = pass.insists(waiter);
+        let known_of = &of_class[waiter.class as usize];
+        if let Some((.., index)) = known_of.iter().find(|(i, b, _)| (*i, *b) == (insists, before)) {
             entry.constraint = *index;
             continue;
         }
         let Some(ask) = pass.ask(entry.job, waiter) else { continue };
         let constraint = of(pass, &ask);
         entry.constraint = intern(pass, &mut known, constraint);
-        of_class.insert(key, entry.constraint);
+        of_class[waiter.class as usize].push((insists, before, entry.constraint));
     }
     pass.out.waiting = waiting;
 }

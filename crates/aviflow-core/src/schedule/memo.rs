@@ -87,7 +87,6 @@ pub(super) struct Waiter {
     /// The accelerator type that it would rather have, by its index in the grid.
     pub(super) gpu_type: Option<usize>,
     pub(super) user: u32,
-    pub(super) priority: i32,
     pub(super) submitted: Time,
     /// The longest that it can still run, if it says so.
     pub(super) left: Option<Span>,
@@ -112,16 +111,25 @@ pub(super) struct Holder {
     pub(super) priority: i32,
 }
 
-/// The waiting jobs of one queue.
+/// The waiting jobs of one queue: by priority and user, in the order of their submission.
 #[derive(Debug, Default)]
 pub(super) struct Line {
-    pub(super) by_user: BTreeMap<(Reverse<i32>, u32), BTreeSet<(Time, JobId)>>,
+    pub(super) by_user: BTreeMap<(Reverse<i32>, u32), BTreeMap<(Time, JobId), Waiter>>,
+}
+
+/// Where in its line a waiting job is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Spot {
+    queue: u32,
+    priority: i32,
+    user: u32,
+    submitted: Time,
 }
 
 /// The jobs by what the pass asks of them.
 #[derive(Debug, Default)]
 pub(super) struct Index {
-    pub(super) waiting: BTreeMap<JobId, Waiter>,
+    waiting: BTreeMap<JobId, Spot>,
     pub(super) holders: BTreeMap<JobId, Holder>,
     /// Waiting jobs that were promised GPUs.
     pub(super) claimers: BTreeSet<JobId>,
@@ -153,15 +161,22 @@ impl Index {
     fn remove(&mut self, id: JobId) {
         self.holders.remove(&id);
         self.claimers.remove(&id);
-        let Some(waiter) = self.waiting.remove(&id) else { return };
-        let by_user = &mut self.lines[waiter.queue as usize].by_user;
-        let key = (Reverse(waiter.priority), waiter.user);
+        let Some(spot) = self.waiting.remove(&id) else { return };
+        let by_user = &mut self.lines[spot.queue as usize].by_user;
+        let key = (Reverse(spot.priority), spot.user);
         if let Some(list) = by_user.get_mut(&key) {
-            list.remove(&(waiter.submitted, id));
+            list.remove(&(spot.submitted, id));
             if list.is_empty() {
                 by_user.remove(&key);
             }
         }
+    }
+
+    /// What is known of a waiting job.
+    pub(super) fn waiter(&self, id: JobId) -> Option<&Waiter> {
+        let spot = self.waiting.get(&id)?;
+        let line = self.lines[spot.queue as usize].by_user.get(&(Reverse(spot.priority), spot.user))?;
+        line.get(&(spot.submitted, id))
     }
 
     fn add(&mut self, grid: &Grid, job: &Job) {
@@ -190,8 +205,6 @@ impl Index {
             self.lines.resize_with(queue as usize + 1, Line::default);
         }
         let priority = request.priority;
-        let line = self.lines[queue as usize].by_user.entry((Reverse(priority), user)).or_default();
-        line.insert((job.submitted, job.id));
         let gated = job.held.is_some()
             || job.not_before.is_some()
             || job.environment.is_some()
@@ -202,7 +215,6 @@ impl Index {
             queue,
             gpu_type,
             user,
-            priority,
             submitted: job.submitted,
             left,
             had: job.gpu_time,
@@ -213,7 +225,9 @@ impl Index {
         if waiter.claims {
             self.claimers.insert(job.id);
         }
-        self.waiting.insert(job.id, waiter);
+        let line = self.lines[queue as usize].by_user.entry((Reverse(priority), user)).or_default();
+        line.insert((job.submitted, job.id), waiter);
+        self.waiting.insert(job.id, Spot { queue, priority, user, submitted: job.submitted });
     }
 
     fn hold(&mut self, grid: &Grid, job: &Job, queue: u32, gang: &crate::model::Gang, leaving: bool) {

@@ -16,8 +16,17 @@ use std::collections::{BTreeMap, BTreeSet};
 
 type QueueKey = Vec<(bool, u64, usize)>;
 
-/// What stands first in a line.
+/// What a line is sorted by: priority, level, decayed use, submission.
 type JobKey = (Reverse<i32>, i64, u64, Time, JobId);
+
+type Jobs<'a> = std::collections::btree_map::Iter<'a, (Time, JobId), Waiter>;
+
+/// The next job of a user, with the rest of his jobs of this priority.
+struct Head<'a> {
+    user: u32,
+    waiter: &'a Waiter,
+    rest: Option<Jobs<'a>>,
+}
 
 /// A walk over all waiting jobs.
 pub(super) struct Walk<'a> {
@@ -36,8 +45,7 @@ struct Line<'a> {
     /// What the next job wants.
     gpu_type: Option<usize>,
     /// The next job of each user and priority, or all jobs where they take turns.
-    next: BTreeSet<(JobKey, u32)>,
-    rest: BTreeMap<(Reverse<i32>, u32), std::collections::btree_set::Iter<'a, (Time, JobId)>>,
+    next: BTreeMap<JobKey, Head<'a>>,
     /// Decayed use of the users with what they hold, by user.
     had: BTreeMap<u32, u64>,
 }
@@ -50,15 +58,8 @@ impl<'a> Walk<'a> {
                 continue;
             }
             let queue = pass.branch[jobs];
-            let mut new = Line {
-                jobs,
-                queue,
-                key: Vec::new(),
-                gpu_type: None,
-                next: BTreeSet::new(),
-                rest: BTreeMap::new(),
-                had: BTreeMap::new(),
-            };
+            let mut new =
+                Line { jobs, queue, key: Vec::new(), gpu_type: None, next: BTreeMap::new(), had: BTreeMap::new() };
             match pass.shares(queue) {
                 Some(sharing) => new.levels(pass, &sharing),
                 None => new.users(pass),
@@ -72,8 +73,8 @@ impl<'a> Walk<'a> {
     /// Puts a line where its next job belongs.
     fn place(&mut self, pass: &Pass<'a>, at: usize) {
         let line = &mut self.lines[at];
-        let Some((key, _)) = line.next.first() else { return };
-        line.gpu_type = pass.index.waiting.get(&key.4).and_then(|w| w.gpu_type);
+        let Some((_, head)) = line.next.first_key_value() else { return };
+        line.gpu_type = head.waiter.gpu_type;
         line.key = pass.quotas.key(line.queue, line.gpu_type);
         self.queues.insert((line.key.clone(), at));
     }
@@ -83,24 +84,24 @@ impl<'a> Walk<'a> {
         loop {
             let at = self.queues.first()?.1;
             let line = &mut self.lines[at];
-            let Some((key, user)) = line.next.pop_first() else {
+            let Some((key, head)) = line.next.pop_first() else {
                 self.queues.pop_first();
                 continue;
             };
-            let id = key.4;
-            self.current = Some((at, user));
-            if let Some((submitted, next)) = line.rest.get_mut(&(key.0, user)).and_then(Iterator::next) {
-                let had = line.had.get(&user).copied().unwrap_or(0);
-                line.next.insert(((key.0, 0, had, *submitted, *next), user));
+            self.current = Some((at, head.user));
+            if let Some(mut rest) = head.rest
+                && let Some(((submitted, next), waiter)) = rest.next()
+            {
+                let had = line.had.get(&head.user).copied().unwrap_or(0);
+                let follows = Head { user: head.user, waiter, rest: Some(rest) };
+                line.next.insert((key.0, 0, had, *submitted, *next), follows);
             }
-            let wants = line.next.first().and_then(|(k, _)| pass.index.waiting.get(&k.4)).map(|w| w.gpu_type);
+            let wants = line.next.first_key_value().map(|(_, h)| h.waiter.gpu_type);
             if wants.is_none_or(|t| t != line.gpu_type) {
                 self.queues.pop_first();
                 self.place(pass, at);
             }
-            if let Some(waiter) = pass.index.waiting.get(&id) {
-                return Some((id, waiter));
-            }
+            return Some((key.4, head.waiter));
         }
     }
 
@@ -113,10 +114,11 @@ impl<'a> Walk<'a> {
         if let Some(had) = line.had.get_mut(&user) {
             *had = had.saturating_add(present);
             let had = *had;
-            let mine: Vec<(JobKey, u32)> = line.next.iter().filter(|(_, u)| *u == user).copied().collect();
-            for (key, user) in mine {
-                line.next.remove(&(key, user));
-                line.next.insert(((key.0, key.1, had, key.3, key.4), user));
+            let mine: Vec<JobKey> = line.next.iter().filter(|(_, h)| h.user == user).map(|(k, _)| *k).collect();
+            for key in mine {
+                if let Some(head) = line.next.remove(&key) {
+                    line.next.insert((key.0, key.1, had, key.3, key.4), head);
+                }
             }
         }
         for l in 0..self.lines.len() {
@@ -143,20 +145,20 @@ impl<'a> Line<'a> {
                     })
             });
             let mut rest = list.iter();
-            if let Some((submitted, id)) = rest.next() {
-                self.next.insert(((*priority, 0, had, *submitted, *id), *user));
-                self.rest.insert((*priority, *user), rest);
+            if let Some(((submitted, id), waiter)) = rest.next() {
+                let head = Head { user: *user, waiter, rest: Some(rest) };
+                self.next.insert((*priority, 0, had, *submitted, *id), head);
             }
         }
     }
 
     fn levels(&mut self, pass: &Pass<'a>, sharing: &TimeSharing) {
         for ((priority, user), list) in &pass.index.lines[self.jobs].by_user {
-            for (submitted, id) in list {
-                let Some(waiter) = pass.index.waiting.get(id) else { continue };
+            for ((submitted, id), waiter) in list {
                 let gpus = pass.index.classes[waiter.class as usize].gpus();
                 let level = turns::level(pass, sharing, waiter.had, gpus, *submitted);
-                self.next.insert(((*priority, level, 0, *submitted, *id), *user));
+                let head = Head { user: *user, waiter, rest: None };
+                self.next.insert((*priority, level, 0, *submitted, *id), head);
             }
         }
     }

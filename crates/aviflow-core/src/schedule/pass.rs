@@ -60,6 +60,8 @@ pub(super) struct Pass<'a> {
     /// When each GPU of each node will be free, computed when first asked for.
     pub(super) ends: Option<Vec<Time>>,
     pub(super) out: Plan,
+    /// What is known of each of the waiting in the plan.
+    pub(super) waiters: Vec<&'a Waiter>,
 }
 
 /// What a job wants, in the terms of the pass.
@@ -130,6 +132,7 @@ impl<'a> Pass<'a> {
             rights: None,
             ends: None,
             out: Plan::default(),
+            waiters: Vec::new(),
         }
     }
 
@@ -197,19 +200,19 @@ impl<'a> Pass<'a> {
             }
             let claims = waiter.claims && !self.dropped.contains(&id);
             if self.snapshot.paused.is_some() || claims || self.promised.contains(&id) {
-                self.wait(id);
+                self.wait(id, waiter);
                 continue;
             }
             let mode = usize::from(self.insists(waiter));
             if self.blocked[waiter.class as usize][mode].is_some_and(|shortest| self.end(waiter) >= shortest) {
-                self.wait(id);
+                self.wait(id, waiter);
                 if let Some(until) = waiter.not_before {
                     self.wake(until);
                 }
                 continue;
             }
             let Some(ask) = self.ask(id, waiter) else { continue };
-            let got = self.visit(&ask, mode, waiter.gated);
+            let got = self.visit(&ask, mode, waiter);
             if got > 0 {
                 *self.charged.entry((waiter.queue as usize, waiter.user)).or_default() += got;
             }
@@ -226,18 +229,20 @@ impl<'a> Pass<'a> {
         self.ends = None;
         self.turn = None;
         self.out.waiting.clear();
+        self.waiters.clear();
         self.out.reservations.clear();
         drains::coming(self);
     }
 
-    fn wait(&mut self, id: JobId) {
+    fn wait(&mut self, id: JobId, waiter: &'a Waiter) {
         self.out.waiting.push(Waiting { job: id, constraint: usize::MAX });
+        self.waiters.push(waiter);
     }
 
     /// Starts the job, or has it wait; tells the GPUs that it got or was promised.
-    fn visit(&mut self, ask: &Ask<'a>, mode: usize, gated: bool) -> u32 {
-        if gated && constraint::gate(self, ask).is_some() {
-            self.wait(ask.id);
+    fn visit(&mut self, ask: &Ask<'a>, mode: usize, waiter: &'a Waiter) -> u32 {
+        if waiter.gated && constraint::gate(self, ask).is_some() {
+            self.wait(ask.id, waiter);
             return 0;
         }
         if held_queue(self, ask.queue).is_none() {
@@ -250,14 +255,14 @@ impl<'a> Pass<'a> {
             }
             if let Some(gpus) = preempt::claim(self, ask) {
                 self.promised.insert(ask.id);
-                self.wait(ask.id);
+                self.wait(ask.id, waiter);
                 return gpus;
             }
             reserve::reserve(self, ask);
             turns::note(self, ask);
         }
         self.blocked[ask.class_id][mode] = Some(ask.end);
-        self.wait(ask.id);
+        self.wait(ask.id, waiter);
         0
     }
 

@@ -92,7 +92,7 @@ pub(super) fn remaining(pass: &Pass<'_>, job: &Job, gpus: u32) -> Span {
 
 /// How long a waiting job is expected to run once it starts.
 fn expected_left(pass: &Pass<'_>, id: JobId) -> Span {
-    let left = pass.index.waiting.get(&id).and_then(|w| w.left);
+    let left = pass.index.waiter(id).and_then(|w| w.left);
     let of = |job: &Job| remaining(pass, job, job.request.gpus());
     left.or_else(|| pass.snapshot.jobs.get(&id).map(of)).unwrap_or(Span::minutes(60))
 }

@@ -7,7 +7,7 @@ mod phase;
 mod pool;
 mod queue;
 
-pub use history::{Decayed, Histogram, History, size_class};
+pub use history::{Calibration, Decayed, Estimate, Histogram, History, size_class};
 pub use job::{
     Beneficiary, Checkpoint, Claim, Counters, Dependency, Ending, Eviction, EvictionCause, Job, NODE_LEVEL, NodeRange,
     Request, Shape, Topology, TurnedOut,

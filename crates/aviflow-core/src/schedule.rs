@@ -21,6 +21,7 @@
 mod claims;
 mod constraint;
 mod drains;
+mod forecast;
 mod grid;
 mod memo;
 mod order;
@@ -29,9 +30,11 @@ mod place;
 mod preempt;
 mod quota;
 mod reserve;
+mod turn_forecast;
 mod turns;
 
 pub use constraint::never_fits;
+pub use forecast::estimate;
 pub use memo::Memo;
 
 use crate::model::{

@@ -3,7 +3,7 @@
 use super::{Action, Effect, Event, Moment, step};
 use crate::gpus::GpuSet;
 use crate::ledger::{Entry, Owner, Posting, unallocated};
-use crate::model::{Job, JobId, Node, NodeId, Phase, Snapshot, size_class};
+use crate::model::{Job, JobId, Node, NodeId, Phase, Snapshot};
 use crate::time::Time;
 use std::collections::BTreeSet;
 
@@ -64,7 +64,11 @@ pub fn advance(snapshot: &mut Snapshot, id: JobId, event: &Event, at: Time, now:
     charge(snapshot, &before, &job, now, &mut out);
     if job.phase == Phase::Succeeded {
         let gpus = before.phase.gang().map_or(0, |g| g.gpu_count());
-        snapshot.history.runs.entry(size_class(gpus)).or_default().add(job.ran);
+        snapshot.history.ran(gpus, job.ran, job.request.time_limit);
+        out.history = true;
+    }
+    if let Some(estimate) = job.estimate.filter(|_| before.attempts == 0 && job.attempts == 1) {
+        snapshot.history.calibration.learn(&estimate, now);
         out.history = true;
     }
     if job.phase == Phase::Queued {

@@ -44,7 +44,226 @@ impl Decayed {
 #[serde(rename_all = "camelCase")]
 pub struct History {
     /// Run times of jobs that succeeded, by the class of [`size_class`].
+    #[serde(default)]
     pub runs: BTreeMap<u32, Histogram>,
+    /// Which part of its time limit a job used, in 32 parts; newer ones count more.
+    #[serde(default)]
+    pub parts: Vec<u32>,
+    /// How good the estimates of starts were.
+    #[serde(default)]
+    pub calibration: Calibration,
+}
+
+/// What one observation weighs in a histogram that forgets.
+const WEIGHT: u32 = 1 << 10;
+
+/// Parts of a time limit that are told apart.
+const PARTS: usize = 32;
+
+impl History {
+    /// A job of so many GPUs has succeeded after so long.
+    pub fn ran(&mut self, gpus: u32, ran: Span, limit: Option<Span>) {
+        self.runs.entry(size_class(gpus)).or_default().add(ran);
+        let Some(limit) = limit.filter(|l| l.0 > 0) else { return };
+        if self.parts.len() < PARTS {
+            self.parts = vec![0; PARTS];
+            self.parts[PARTS - 1] = WEIGHT;
+        }
+        self.parts.iter_mut().for_each(|n| *n -= n.div_ceil(256));
+        let part = (ran.0.max(1).saturating_mul(32) - 1) / limit.0;
+        self.parts[usize::try_from(part).unwrap_or(0).min(PARTS - 1)] += WEIGHT;
+    }
+
+    /// How long a job with a limit is expected to run in all, that ran for `past` already.
+    #[must_use]
+    pub fn total(&self, past: Span, limit: Span) -> Span {
+        let (past, limit) = (past.0.max(0), limit.0.max(1));
+        if self.parts.is_empty() {
+            return Span(limit.max(past + 1000));
+        }
+        let first = usize::try_from(past.saturating_mul(32) / limit).unwrap_or(PARTS).min(PARTS - 1);
+        let (mut weight, mut sum) = (0i128, 0i128);
+        for (i, n) in self.parts.iter().enumerate().skip(first) {
+            // In 64ths of the limit: the middle of the part that is left; the last part is the whole limit.
+            let middle = if i == PARTS - 1 { 64 } else { 2 * i.max(first) + 1 };
+            weight += i128::from(*n);
+            sum += i128::from(*n) * i128::try_from(middle).unwrap_or(64);
+        }
+        let least = i128::from(WEIGHT / 2);
+        if weight < least {
+            sum += (least - weight) * i128::try_from(first + PARTS).unwrap_or(64);
+            weight = least;
+        }
+        let total = i128::from(limit) * sum / (64 * weight);
+        Span(i64::try_from(total).unwrap_or(i64::MAX).max(past + 1000))
+    }
+
+    /// How much longer a job without a limit is expected to run: the median of what jobs of its size still ran
+    /// that had run as long; those of other sizes count a tenth.
+    #[must_use]
+    pub fn left(&self, gpus: u32, past: Span) -> Span {
+        let first = if past.0 <= 0 { 0 } else { Histogram::class(past) };
+        let own = self.runs.get(&size_class(gpus));
+        let most = self.runs.values().map(|h| h.0.len()).max().unwrap_or(0).max(PRIOR.1);
+        let at = |class: usize| {
+            let all: u64 = self.runs.values().filter_map(|h| h.0.get(class)).map(|n| u64::from(*n)).sum();
+            let own = own.and_then(|h| h.0.get(class)).map_or(0, |n| u64::from(*n));
+            10 * own + all + u64::from((PRIOR.0..PRIOR.1).contains(&class))
+        };
+        let weights: Vec<u64> = (first..most).map(at).collect();
+        let all: u64 = weights.iter().sum();
+        if all == 0 {
+            return past.max(Span::minutes(60));
+        }
+        let mut seen = 0;
+        for (i, weight) in weights.iter().enumerate() {
+            seen += weight;
+            if 2 * seen >= all {
+                let class = first + i;
+                let middle = Span((Histogram::end(class).0 + Histogram::end(class.saturating_sub(1)).0) / 2);
+                return Span((middle.0 - past.0).max(past.0 / 8).max(1000));
+            }
+        }
+        past.max(Span::minutes(60))
+    }
+}
+
+/// Classes of run times that count a little before anything is known: from a minute to three days.
+const PRIOR: (usize, usize) = (12, 36);
+
+/// An estimate of a start, made at a job's submission.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Estimate {
+    /// When it was made.
+    pub made: Time,
+    /// The wait that the forecast came to, before it was calibrated.
+    pub base: Span,
+    /// The size class and the magnitude of the base, see [`Calibration::class`].
+    pub class: u32,
+    /// As likely before as after.
+    pub p50: Time,
+    /// Nine of ten start before.
+    pub p90: Time,
+}
+
+/// How waits compared with their forecasts: what makes of a forecast a median and a ninetieth percentile.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Calibration {
+    /// All of them.
+    all: Ratios,
+    /// By class.
+    by_class: BTreeMap<u32, Ratios>,
+    /// What is added to the ninetieth percentile, in 256ths of a doubling: more after a miss, less after a hit.
+    offset: i64,
+    /// How many waits it has seen.
+    seen: u32,
+}
+
+/// Ratios of waits and forecasts, on a logarithmic scale, newer ones counting more.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+struct Ratios(Vec<u32>);
+
+/// Classes of ratios: eight for each doubling, from 2^−8 to 2^8.
+const RATIOS: usize = 128;
+
+/// Waits shorter than this are not learned from: whoever waits so little asks for no estimate.
+const SHORT: Span = Span::minutes(10);
+
+/// Added to both sides of a ratio, so that a forecast of nothing has one.
+const FLOOR: u64 = 60_000;
+
+impl Ratios {
+    fn add(&mut self, ratio: i64) {
+        if self.0.len() < RATIOS {
+            self.0 = vec![0; RATIOS];
+        }
+        self.0.iter_mut().for_each(|n| *n -= n.div_ceil(128));
+        // The middle of a class is a whole eighth, so that a forecast that comes true is in the middle of one.
+        let class = usize::try_from((ratio + 16).div_euclid(32) + 64).unwrap_or(0).min(RATIOS - 1);
+        self.0[class] += WEIGHT;
+    }
+}
+
+impl Calibration {
+    /// The class of a forecast: the size of the job, and the magnitude of the wait.
+    #[must_use]
+    pub fn class(gpus: u32, base: Span) -> u32 {
+        let size = match gpus {
+            0 | 1 => 0,
+            2..=7 => 1,
+            8 => 2,
+            _ => 3,
+        };
+        let minutes = u64::try_from(base.0 / 60_000).unwrap_or(0) + 1;
+        (size << 8) | (minutes.ilog2() / 2)
+    }
+
+    /// The median and the ninetieth percentile of a wait, from its forecast.
+    #[must_use]
+    pub fn quantiles(&self, base: Span, class: u32) -> (Span, Span) {
+        let mut mix = vec![0u64; RATIOS];
+        // Before anything is known: most likely as forecast, or half or twice as long.
+        for (class, weight) in [(56, 1), (60, 1), (64, 3), (68, 1), (72, 1)] {
+            mix[class] = weight * u64::from(WEIGHT) / 7;
+        }
+        let prior = mix.clone();
+        for ratios in [Some(&self.all), self.by_class.get(&class)].into_iter().flatten() {
+            if ratios.0.is_empty() {
+                continue;
+            }
+            // What is known more generally counts like four observations.
+            let have: u64 = mix.iter().sum();
+            let four = 4 * u64::from(WEIGHT);
+            if have > four {
+                mix.iter_mut().for_each(|n| *n = *n * four / have);
+            }
+            mix.iter_mut().zip(&ratios.0).for_each(|(m, n)| *m += u64::from(*n));
+        }
+        let doubt = 32 * 128 / (128 + u64::from(self.seen));
+        mix.iter_mut().zip(prior).for_each(|(m, p)| *m += p * doubt);
+        let p50 = quantile(&mix, 450);
+        let p90 = (quantile(&mix, 900) + self.offset).max(p50);
+        let at = |e: i64| {
+            let ms = fixed::scale_256(u64::try_from(base.0).unwrap_or(0) + FLOOR, e).saturating_sub(FLOOR);
+            Span(i64::try_from(ms).unwrap_or(i64::MAX >> 2))
+        };
+        (at(p50), at(p90))
+    }
+
+    /// Learns from a job that has started.
+    pub fn learn(&mut self, estimate: &Estimate, started: Time) {
+        let wait = started.since(estimate.made);
+        if wait <= SHORT {
+            return;
+        }
+        let log = |span: Span| fixed::log2_256(u64::try_from(span.0).unwrap_or(0) + FLOOR);
+        let ratio = log(wait) - log(estimate.base);
+        self.all.add(ratio);
+        self.by_class.entry(estimate.class).or_default().add(ratio);
+        self.seen = self.seen.saturating_add(1);
+        // 24 up and 1.3 down balance at one miss in twenty: late starts are heard of late.
+        let step =
+            if started > estimate.p90 { 24 } else { -i64::from(self.seen % 4 != 3) - i64::from(self.seen % 2 == 0) };
+        self.offset = (self.offset + step).clamp(-512, 6 * 256);
+    }
+}
+
+/// The class, in 256ths of a doubling, below which so many thousandths lie; within a class it is interpolated.
+fn quantile(mix: &[u64], thousandths: u64) -> i64 {
+    let all: u64 = mix.iter().sum();
+    let want = all * thousandths / 1000;
+    let mut seen = 0;
+    for (class, n) in mix.iter().enumerate() {
+        if seen + n > want {
+            let inside = i64::try_from((want - seen) * 32 / n).unwrap_or(0);
+            return (i64::try_from(class).unwrap_or(0) - 64) * 32 - 16 + inside;
+        }
+        seen += n;
+    }
+    0
 }
 
 /// The class of a job's size: 0 for one GPU, and one more for each doubling.

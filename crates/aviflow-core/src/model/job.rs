@@ -1,6 +1,6 @@
 //! A job: what it asks for and what is known of it.
 
-use super::{EnvironmentHash, JobId, JobKey, NodeId, Phase, Placement};
+use super::{EnvironmentHash, Estimate, JobId, JobKey, NodeId, Phase, Placement};
 use crate::time::{Span, Time};
 use serde::{Deserialize, Serialize};
 
@@ -166,6 +166,9 @@ pub struct Job {
     /// The last time from its placement to its first step, or to all ranks being up.
     #[serde(default)]
     pub startup: Option<Span>,
+    /// When it was expected to start, at its submission, if it had to wait.
+    #[serde(default)]
+    pub estimate: Option<Estimate>,
     /// The nodes of its last attempt by worker, so that the next one keeps ranks where they were.
     #[serde(default)]
     pub last_nodes: Vec<NodeId>,
@@ -318,6 +321,7 @@ impl Job {
             gpu_time: Span(0),
             saves_on_request: false,
             startup: None,
+            estimate: None,
             last_nodes: Vec::new(),
         }
     }

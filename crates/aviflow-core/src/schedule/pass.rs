@@ -91,7 +91,7 @@ fn usable(node: &Node, now: Time) -> Slots {
 }
 
 impl<'a> Pass<'a> {
-    fn new(snapshot: &'a Snapshot, memo: &'a Memo, now: Time) -> Pass<'a> {
+    pub(super) fn new(snapshot: &'a Snapshot, memo: &'a Memo, now: Time) -> Pass<'a> {
         let (grid, index) = (&memo.grid, &memo.index);
         let mut free = vec![Slots::NONE; grid.ids.len()];
         for (id, node) in &snapshot.nodes {
@@ -212,7 +212,7 @@ impl<'a> Pass<'a> {
                 continue;
             }
             let Some(ask) = self.ask(id, waiter) else { continue };
-            let got = self.visit(&ask, mode, waiter);
+            let got = self.visit(&ask, waiter);
             if got > 0 {
                 *self.charged.entry((waiter.queue as usize, waiter.user)).or_default() += got;
             }
@@ -220,13 +220,28 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// What was promised in the last round was promised without knowing what starts beside it: with that known
-    /// there may be room for more. Forgets the promises, keeps what was decided.
-    fn again(&mut self) {
+    /// Whether one of its class that is no longer found no place.
+    pub(super) fn is_blocked(&self, ask: &Ask<'_>) -> bool {
+        self.blocked[ask.class_id][usize::from(ask.insists)].is_some_and(|shortest| ask.end >= shortest)
+    }
+
+    /// Notes that it found no place.
+    pub(super) fn block(&mut self, ask: &Ask<'_>) {
+        self.blocked[ask.class_id][usize::from(ask.insists)] = Some(ask.end);
+    }
+
+    /// Forgets what was promised and what found no place.
+    pub(super) fn forget(&mut self) {
         self.views.truncate(1);
         self.promises.clear();
         self.blocked.fill([None; 2]);
         self.ends = None;
+    }
+
+    /// What was promised in the last round was promised without knowing what starts beside it: with that known
+    /// there may be room for more. Forgets the promises, keeps what was decided.
+    fn again(&mut self) {
+        self.forget();
         self.turn = None;
         self.out.waiting.clear();
         self.waiters.clear();
@@ -240,7 +255,7 @@ impl<'a> Pass<'a> {
     }
 
     /// Starts the job, or has it wait; tells the GPUs that it got or was promised.
-    fn visit(&mut self, ask: &Ask<'a>, mode: usize, waiter: &'a Waiter) -> u32 {
+    fn visit(&mut self, ask: &Ask<'a>, waiter: &'a Waiter) -> u32 {
         if waiter.gated && constraint::gate(self, ask).is_some() {
             self.wait(ask.id, waiter);
             return 0;
@@ -261,7 +276,7 @@ impl<'a> Pass<'a> {
             reserve::reserve(self, ask);
             turns::note(self, ask);
         }
-        self.blocked[ask.class_id][mode] = Some(ask.end);
+        self.block(ask);
         self.wait(ask.id, waiter);
         0
     }

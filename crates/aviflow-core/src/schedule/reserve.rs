@@ -5,7 +5,7 @@ use super::Reservation;
 use super::pass::{Ask, Pass, held_for};
 use super::place::Wanted;
 use crate::gpus::Slots;
-use crate::model::{Job, JobId, Phase, Placement, size_class};
+use crate::model::{Job, JobId, Phase, Placement};
 use crate::time::{Span, Time};
 
 /// Nodes that are promised from an instant on: to a job, or to whoever repairs them.
@@ -79,15 +79,9 @@ pub(super) fn expected_end(pass: &Pass<'_>, job: &Job) -> Time {
     by_itself.min(evicted).max(soon)
 }
 
-/// How long a job without a limit goes on: the median of jobs of its size that ran as long, else as long
-/// as it ran already, and an hour at least.
-pub(super) fn remaining(pass: &Pass<'_>, job: &Job, gpus: u32) -> Span {
-    let ran = job.ran + held_for(job, pass.now);
-    let runs = pass.snapshot.history.runs.get(&size_class(gpus));
-    match runs.filter(|h| h.total() >= 10).and_then(|h| h.quantile_beyond(ran, 50)) {
-        Some(total) => Span((total.0 - ran.0).max(1000)),
-        None => ran.max(Span::minutes(60)),
-    }
+/// How long a job without a limit goes on, by the jobs of its size that ran as long.
+fn remaining(pass: &Pass<'_>, job: &Job, gpus: u32) -> Span {
+    pass.snapshot.history.left(gpus, job.ran + held_for(job, pass.now))
 }
 
 /// How long a waiting job is expected to run once it starts.

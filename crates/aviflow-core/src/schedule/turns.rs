@@ -14,7 +14,7 @@ use crate::time::{Span, Time};
 use std::cmp::Reverse;
 
 /// Levels by which a job must be above another to yield to it. With 1, twice as much was lost for restarts.
-const GAP: i64 = 2;
+pub(super) const GAP: i64 = 2;
 
 /// For a job that could start once others have had their shortest turns, what is free is kept this long.
 const HOLD: Span = Span::minutes(30);
@@ -32,8 +32,20 @@ fn waited(had: Span, gpus: u32, submitted: Time, now: Time) -> i64 {
 
 /// The level of a job: one more for each doubling of the GPU-time that it had, one less for each span of waiting.
 pub(super) fn level(pass: &Pass<'_>, sharing: &TimeSharing, had: Span, gpus: u32, submitted: Time) -> i64 {
+    level_at(pass, sharing, had, gpus, submitted, pass.now)
+}
+
+/// The same at another instant.
+pub(super) fn level_at(
+    pass: &Pass<'_>,
+    sharing: &TimeSharing,
+    had: Span,
+    gpus: u32,
+    submitted: Time,
+    now: Time,
+) -> i64 {
     let service = i64::from(fixed::log2_ratio(had.0.max(0).unsigned_abs(), unit(pass, sharing)));
-    service - waited(had, gpus, submitted, pass.now) / sharing.ageing.0.max(1)
+    service - waited(had, gpus, submitted, now) / sharing.ageing.0.max(1)
 }
 
 /// The level of a job that holds GPUs.

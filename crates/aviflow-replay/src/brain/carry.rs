@@ -3,7 +3,7 @@
 use super::index;
 use crate::sim::Act;
 use aviflow_core::model::{
-    EvictionCause, Gang, Job, JobId, Node, Phase, Placement, Snapshot, TurnedOut, Worker, WorkerState, size_class,
+    EvictionCause, Gang, Job, JobId, Node, Phase, Placement, Snapshot, TurnedOut, Worker, WorkerState,
 };
 use aviflow_core::schedule::Decision;
 use aviflow_core::time::{Span, Time};
@@ -132,7 +132,7 @@ fn suspend(snapshot: &mut Snapshot, id: JobId, turned_out: &TurnedOut, now: Time
 pub(super) fn end(snapshot: &mut Snapshot, id: JobId, now: Time) {
     leave(snapshot, id, now);
     if let Some(job) = snapshot.jobs.remove(&id) {
-        snapshot.history.runs.entry(size_class(job.request.gpus())).or_default().add(job.ran);
+        snapshot.history.ran(job.request.gpus(), job.ran, job.request.time_limit);
     }
 }
 

@@ -225,7 +225,8 @@ impl Calibration {
         let doubt = 32 * 128 / (128 + u64::from(self.seen));
         mix.iter_mut().zip(prior).for_each(|(m, p)| *m += p * doubt);
         let p50 = quantile(&mix, 450);
-        let p90 = (quantile(&mix, 900) + self.offset).max(p50);
+        // Less than half a class above the median is not told apart from it.
+        let p90 = (quantile(&mix, 900) + self.offset).max(p50 + 16);
         let at = |e: i64| {
             let ms = fixed::scale_256(u64::try_from(base.0).unwrap_or(0) + FLOOR, e).saturating_sub(FLOOR);
             Span(i64::try_from(ms).unwrap_or(i64::MAX >> 2))

@@ -2,7 +2,7 @@
 
 use crate::lifecycle::{Moment, MomentKind};
 use crate::model::{Cause, Ending, EvictionCause, Failure, NODE_LEVEL, NodeId, Snapshot, TurnedOut};
-use crate::schedule::Constraint;
+use crate::schedule::{Constraint, Sooner};
 use crate::time::Time;
 
 /// Names of nodes, for sentences about them.
@@ -112,6 +112,21 @@ pub fn constraint(constraint: &Constraint, now: Time) -> String {
             format!("can never start: {why}; cancel it or ask for less")
         }
     }
+}
+
+/// A change with which a job would start now.
+#[must_use]
+pub fn sooner(change: &Sooner) -> String {
+    let with = match change {
+        Sooner::Prefer { level } => format!("`prefer: {level}` instead of `require: {level}`"),
+        Sooner::Anywhere { level } => format!("`prefer: {level}` and no `maxWait`"),
+        Sooner::TimeLimit { limit } => format!("`timeLimit: {}m`", limit.0 / 60_000),
+        Sooner::GpuType { gpu_type } => format!("{gpu_type} added to `gpuType`"),
+        Sooner::Preemptible => "`preemptible: true`".to_owned(),
+        Sooner::Nodes { nodes } => format!("`nodes: {nodes}`"),
+        Sooner::Queue { queue } => format!("`queue: {queue}`"),
+    };
+    format!("with {with} it starts now")
 }
 
 /// What the pool cannot give.

@@ -30,12 +30,14 @@ mod place;
 mod preempt;
 mod quota;
 mod reserve;
+mod sooner;
 mod turn_forecast;
 mod turns;
 
 pub use constraint::never_fits;
 pub use forecast::estimate;
 pub use memo::Memo;
+pub use sooner::{Sooner, sooner};
 
 use crate::model::{
     Claim, Drain, Ending, EnvironmentHash, Eviction, EvictionCause, JobId, NodeId, Placement, Snapshot, TurnedOut,

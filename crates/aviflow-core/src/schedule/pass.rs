@@ -250,6 +250,10 @@ impl<'a> Pass<'a> {
     }
 
     fn wait(&mut self, id: JobId, waiter: &'a Waiter) {
+        if let Some(wait) = self.index.classes[waiter.class as usize].topology.max_wait {
+            // From then on it takes any place.
+            self.wake(waiter.submitted + wait);
+        }
         self.out.waiting.push(Waiting { job: id, constraint: usize::MAX });
         self.waiters.push(waiter);
     }

@@ -9,6 +9,7 @@
 //! - `worker`: a worker's folder, its agent's process, and certainty that it is gone;
 //! - `hurry`: ends workers that do not end in time;
 //! - `spec`, `code`, `volumes`: what a worker finds when it starts;
+//! - [`archive`]: the one form of code, by which it is hashed;
 //! - `link`: the agents' connections;
 //! - [`environments`]: the cache of environments, and how they are built;
 //! - `devices`: what this machine offers as nodes;
@@ -29,6 +30,7 @@
 //! gone or lost only when none of its processes runs; an event is acknowledged
 //! only once it is durable.
 
+pub mod archive;
 mod cluster;
 mod code;
 mod devices;

@@ -5,22 +5,19 @@
 //! uncommitted changes and new files, and what is committed although ignored.
 //! Never taken: `.git`, sockets, pipes, devices.
 //!
-//! The archive is an uncompressed tar of files and links, sorted by path, with
-//! no times, owners or folders in it; of the mode only the execute bit counts.
+//! The form of the archive is [`aviflow_local::archive`]'s, by which a worker hashes what it unpacked.
 
 use super::git;
 use crate::error::{Failure, Result, While};
 use crate::render::number::bytes as amount;
-use aviflow_api::environment::hex;
 use aviflow_api::spec::CodeSnapshot;
+use aviflow_local::archive::{Archive, Entry};
 use ignore::WalkBuilder;
-use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
-use std::io::{self, Read, Write};
+use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Component, Path, PathBuf};
-use tar::{EntryType, Header};
 
 /// How many of the largest paths are named where a snapshot is too large.
 const NAMED: usize = 5;
@@ -34,12 +31,6 @@ pub struct Taken {
     pub snapshot: CodeSnapshot,
     /// What was left out.
     pub warnings: Vec<String>,
-}
-
-#[derive(Debug)]
-enum Kind {
-    File { size: u64, executable: bool },
-    Link(PathBuf),
 }
 
 /// Takes a snapshot of a folder of at most `limit` bytes, if there is a limit.
@@ -66,15 +57,15 @@ pub fn take(folder: &Path, limit: Option<u64>) -> Result<Taken> {
     Ok(Taken { archive, snapshot, warnings })
 }
 
-fn size(kind: &Kind) -> u64 {
+fn size(kind: &Entry) -> u64 {
     match kind {
-        Kind::File { size, .. } => *size,
-        Kind::Link(_) => 0,
+        Entry::File { size, .. } => *size,
+        Entry::Link(_) => 0,
     }
 }
 
 /// Files and links by their path in the folder.
-fn collect(root: &Path, warnings: &mut Vec<String>) -> Result<BTreeMap<PathBuf, Kind>> {
+fn collect(root: &Path, warnings: &mut Vec<String>) -> Result<BTreeMap<PathBuf, Entry>> {
     let walk = WalkBuilder::new(root)
         .standard_filters(false)
         .parents(true)
@@ -101,14 +92,14 @@ fn collect(root: &Path, warnings: &mut Vec<String>) -> Result<BTreeMap<PathBuf, 
         let meta = path.symlink_metadata().or_fail(|| format!("{} cannot be read", path.display()))?;
         let kind = meta.file_type();
         if kind.is_file() {
-            entries.insert(name, Kind::File { size: meta.len(), executable: meta.permissions().mode() & 0o111 != 0 });
+            entries.insert(name, Entry::File { size: meta.len(), executable: meta.permissions().mode() & 0o111 != 0 });
         } else if kind.is_symlink() {
             let target = fs::read_link(&path).or_fail(|| format!("{} cannot be read", path.display()))?;
             let inside = stays_inside(root, &name, &target).ok_or_else(|| {
                 Failure::usage(format!("{} is a link out of the code folder, to {}", name.display(), target.display()))
                     .help("copy what it leads to into the folder, declare it as `data`, or name the link in .aviflowignore")
             })?;
-            entries.insert(name, Kind::Link(inside));
+            entries.insert(name, Entry::Link(inside));
         } else if !kind.is_dir() {
             warnings.push(format!(
                 "warning: {} is neither a file, a folder nor a link; it is not in the snapshot",
@@ -141,65 +132,16 @@ fn stays_inside(root: &Path, link: &Path, target: &Path) -> Option<PathBuf> {
     Some(if relative.as_os_str().is_empty() { PathBuf::from(".") } else { relative })
 }
 
-fn write(root: &Path, entries: &BTreeMap<PathBuf, Kind>, file: &mut File) -> Result<(String, u64)> {
-    let hashing = Hashing { hasher: Sha256::new(), bytes: 0, inner: io::BufWriter::with_capacity(1 << 17, file) };
-    let mut tar = tar::Builder::new(hashing);
-    for (name, kind) in entries {
-        append(&mut tar, root, name, kind).or_fail(|| format!("{} cannot be put into the snapshot", name.display()))?;
+fn write(root: &Path, entries: &BTreeMap<PathBuf, Entry>, file: &mut File) -> Result<(String, u64)> {
+    let mut archive = Archive::new(io::BufWriter::with_capacity(1 << 17, file));
+    for (name, entry) in entries {
+        let added = archive.add(root, name, entry);
+        added.or_fail(|| format!("{} cannot be put into the snapshot", name.display()))?;
     }
-    let mut done = tar.into_inner().or_fail(|| "the snapshot cannot be written".to_owned())?;
-    done.flush().or_fail(|| "the snapshot cannot be written".to_owned())?;
-    Ok((hex(&done.hasher.finalize()), done.bytes))
+    archive.finish().or_fail(|| "the snapshot cannot be written".to_owned())
 }
 
-fn append<W: Write>(tar: &mut tar::Builder<W>, root: &Path, name: &Path, kind: &Kind) -> io::Result<()> {
-    // A new header has no times and no owner.
-    let mut header = Header::new_gnu();
-    header.set_mtime(0);
-    header.set_uid(0);
-    header.set_gid(0);
-    match kind {
-        Kind::File { size, executable } => {
-            header.set_entry_type(EntryType::Regular);
-            header.set_mode(if *executable { 0o755 } else { 0o644 });
-            header.set_size(*size);
-            // A file that grows meanwhile is cut at the size that its header says.
-            let mut content = File::open(root.join(name))?.take(*size);
-            tar.append_data(&mut header, name, &mut content)?;
-            if content.limit() > 0 {
-                return Err(io::Error::other("it became shorter while it was read; submit again"));
-            }
-            Ok(())
-        }
-        Kind::Link(target) => {
-            header.set_entry_type(EntryType::Symlink);
-            header.set_mode(0o777);
-            header.set_size(0);
-            tar.append_link(&mut header, name, target)
-        }
-    }
-}
-
-struct Hashing<W> {
-    hasher: Sha256,
-    bytes: u64,
-    inner: W,
-}
-
-impl<W: Write> Write for Hashing<W> {
-    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
-        let n = self.inner.write(buffer)?;
-        self.hasher.update(&buffer[..n]);
-        self.bytes += n as u64;
-        Ok(n)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.inner.flush()
-    }
-}
-
-fn too_large(folder: &Path, entries: &BTreeMap<PathBuf, Kind>, total: u64, limit: u64) -> Failure {
+fn too_large(folder: &Path, entries: &BTreeMap<PathBuf, Entry>, total: u64, limit: u64) -> Failure {
     let mut failure = Failure::usage(format!(
         "the code in {} is {}, more than {}; the largest parts:",
         folder.display(),
@@ -216,7 +158,7 @@ fn too_large(folder: &Path, entries: &BTreeMap<PathBuf, Kind>, total: u64, limit
 }
 
 /// The largest paths: a folder, unless one thing in it is most of it.
-fn largest(entries: &BTreeMap<PathBuf, Kind>) -> Vec<(String, u64)> {
+fn largest(entries: &BTreeMap<PathBuf, Entry>) -> Vec<(String, u64)> {
     let mut sizes: BTreeMap<&Path, u64> = BTreeMap::new();
     for (path, kind) in entries {
         for part in path.ancestors() {

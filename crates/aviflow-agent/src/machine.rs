@@ -314,6 +314,9 @@ impl Machine {
         self.phase = Phase::Running;
         self.up = true;
         self.emit(Event::Up, now, out);
+        if !self.spec.facts.is_empty() {
+            self.emit(Event::Facts { values: self.spec.facts.clone() }, now, out);
+        }
         if let Some(grace) = stop {
             self.begin_stop(grace, now, out);
         } else if self.ranks.is_empty() {

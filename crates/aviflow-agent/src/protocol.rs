@@ -47,6 +47,9 @@ pub mod files {
 /// The variable that marks every process of a worker, so that none is ever left behind: its value is `JOBID.ATTEMPT.WORKER@TOKENHASH`.
 pub const MARK: &str = "AVIFLOW_WORKER_MARK";
 
+/// How the names of [`WorkerSpec::facts`] begin. A training's own facts of such names are not taken.
+pub const OWN_FACTS: &str = "aviflow.";
+
 /// Everything that a worker needs, fixed for the attempt.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -91,6 +94,9 @@ pub struct WorkerSpec {
     pub grace_ms: u64,
     /// Bytes of log kept on disk while the control plane is away; the oldest go first, and are counted.
     pub log_buffer: u64,
+    /// What is known of the worker before ranks start: reported as a fact once they are up.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub facts: BTreeMap<String, String>,
 }
 
 /// Where the control plane listens for agents.

@@ -7,7 +7,7 @@
 
 use crate::hooks::{Message, Phase};
 use crate::output::Seen;
-use crate::protocol::{Event, Progress};
+use crate::protocol::{Event, OWN_FACTS, Progress};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Between two progress messages of a rank, in milliseconds.
@@ -156,7 +156,7 @@ impl Training {
     fn tell(&mut self, values: BTreeMap<String, String>, now: u64, said: &mut Vec<Said>) {
         for (name, value) in values {
             let before = self.facts.get(&name);
-            if before == Some(&value) {
+            if before == Some(&value) || name.starts_with(OWN_FACTS) {
                 continue;
             }
             let less = before.map_or(0, |before| name.len() + before.len());
@@ -301,6 +301,15 @@ mod tests {
             facts([("at.2", "2500"), ("step", "2500")]),
         ];
         assert_eq!(said, expected);
+    }
+
+    #[test]
+    fn the_platform_s_own_facts_are_not_the_training_s_to_tell() {
+        let mut training = Training::default();
+        let mut said = Vec::new();
+        let values = [(format!("{OWN_FACTS}hash"), "00".into()), ("own".to_owned(), "1".into())].into();
+        training.hook(0, Message::Facts { values }, 0, &mut said);
+        assert_eq!(said, [facts([("own", "1")])]);
     }
 
     #[test]

@@ -172,6 +172,7 @@ pub(crate) mod tests {
             slots: vec![4, 5, 6, 7],
             grace_ms: 30_000,
             log_buffer: 1 << 20,
+            facts: BTreeMap::new(),
         }
     }
 

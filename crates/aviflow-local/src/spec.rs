@@ -73,6 +73,7 @@ pub(crate) fn worker_spec(
         slots: share.slots.clone(),
         grace_ms: u64::try_from(site.config.grace.0).unwrap_or(0),
         log_buffer: site.config.log_buffer,
+        facts: BTreeMap::new(),
     })
 }
 

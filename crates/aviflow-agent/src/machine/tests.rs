@@ -109,6 +109,22 @@ fn ranks_that_end_with_0_end_the_worker_when_the_last_does() {
 }
 
 #[test]
+fn what_is_known_of_a_worker_is_reported_once_its_ranks_are_up() {
+    let facts = [("aviflow.hash".to_owned(), "ab".to_owned())].into();
+    let mut machine = Machine::new(WorkerSpec { facts, ..two_ranks() }, 1);
+    run(
+        &mut machine,
+        &[
+            (0, opened(), "hello(0,false)"),
+            (0, welcome(7), ""),
+            (0, start(7, 1), "spawn(1)"),
+            (1, Input::Spawned, "1:up@1-0 2:facts@1-0"),
+            (10, start(7, 2), "term(2) term(3)"),
+        ],
+    );
+}
+
+#[test]
 fn a_failing_rank_is_reported_first_and_ends_the_others() {
     check(&[
         (0, start(7, 1), "spawn(1)"),

@@ -88,6 +88,7 @@ pub fn spec(folder: &Path, script: &str) -> WorkerSpec {
         slots: vec![0, 1],
         grace_ms: 60_000,
         log_buffer: 64 << 20,
+        facts: BTreeMap::new(),
     }
 }
 

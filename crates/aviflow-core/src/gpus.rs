@@ -67,7 +67,12 @@ impl Slots {
 
     /// The slot numbers in order.
     pub fn iter(self) -> impl Iterator<Item = u32> {
-        (0..64).filter(move |i| self.0 >> i & 1 == 1)
+        let mut rest = self.0;
+        std::iter::from_fn(move || {
+            let next = (rest != 0).then(|| rest.trailing_zeros())?;
+            rest &= rest - 1;
+            Some(next)
+        })
     }
 }
 

@@ -55,7 +55,9 @@ pub(super) struct Grid {
     pub(super) domain_count: usize,
     /// One more than the most GPUs of a node.
     pub(super) stride: usize,
-    seen: Vec<(String, String, Vec<String>, u32)>,
+    /// One more than the highest slot number of a node.
+    pub(super) bits: usize,
+    seen: Vec<(String, String, Vec<String>, Slots)>,
 }
 
 impl Grid {
@@ -64,7 +66,7 @@ impl Grid {
         self.seen.len() == snapshot.nodes.len()
             && self.segments.iter().all(|s| levels(snapshot, &s.pool) == s.levels)
             && snapshot.nodes.values().zip(&self.seen).all(|(n, (pool, gpu_type, path, gpus))| {
-                n.pool == *pool && n.gpu_type == *gpu_type && n.path == *path && n.gpus.count() == *gpus
+                n.pool == *pool && n.gpu_type == *gpu_type && n.path == *path && n.gpus == *gpus
             })
             && snapshot.nodes.keys().eq(self.index.keys())
     }
@@ -89,10 +91,11 @@ impl Grid {
             domains_of: vec![usize::MAX; nodes.len() * depth],
             depth,
             stride: 1 + nodes.iter().map(|n| n.gpus.count() as usize).max().unwrap_or(0),
+            bits: nodes.iter().map(|n| 64 - n.gpus.0.leading_zeros() as usize).max().unwrap_or(0),
             seen: snapshot
                 .nodes
                 .values()
-                .map(|n| (n.pool.clone(), n.gpu_type.clone(), n.path.clone(), n.gpus.count()))
+                .map(|n| (n.pool.clone(), n.gpu_type.clone(), n.path.clone(), n.gpus))
                 .collect(),
             ..Grid::default()
         };

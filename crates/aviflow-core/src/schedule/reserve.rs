@@ -95,37 +95,32 @@ fn expected_left(pass: &Pass<'_>, id: JobId) -> Span {
 /// of one less than the grid's.
 fn ends(pass: &Pass<'_>) -> Vec<Time> {
     let (grid, never) = (pass.grid, Time(i64::MAX));
-    let mut slots: Vec<(Slots, [Time; 64])> = Vec::with_capacity(grid.ids.len());
-    for id in &grid.ids {
-        let mut all = [never; 64];
-        let Some(node) = pass.snapshot.nodes.get(id) else {
-            slots.push((Slots::NONE, all));
-            continue;
-        };
-        let mut free = pass.usable(node);
-        // A drain that has an end: later everything is free again.
-        if free.is_empty() && node.drain.as_ref().is_some_and(|d| d.covers(pass.now)) && !node.cordoned {
-            let until = node.drain.as_ref().and_then(|d| d.until).unwrap_or(never);
-            for slot in node.gpus.without(node.unhealthy).without(node.leaving).iter() {
-                all[slot as usize] = until;
-            }
-            slots.push((Slots::NONE, all));
-            continue;
-        }
-        for slot in free.iter() {
+    // By node and slot.
+    let bits = grid.bits;
+    let mut times = vec![never; grid.ids.len() * bits];
+    for (i, id) in grid.ids.iter().enumerate() {
+        let all = &mut times[i * bits..(i + 1) * bits];
+        let Some(node) = pass.snapshot.nodes.get(id) else { continue };
+        let usable = pass.usable(node);
+        for slot in usable.iter() {
             all[slot as usize] = pass.now;
         }
         // What is promised is somebody's until that one ends, which is not known.
-        free = free.without(node.claimed);
-        for slot in node.claimed.iter() {
+        for slot in node.claimed.and(usable).iter() {
             all[slot as usize] = pass.now + Span::minutes(60);
         }
-        slots.push((free, all));
+        // A drain that has an end: later everything is free again.
+        if let Some(until) = node.drain.as_ref().filter(|d| d.covers(pass.now) && !node.cordoned).and_then(|d| d.until)
+        {
+            for slot in node.gpus.without(node.unhealthy).without(node.leaving).iter() {
+                all[slot as usize] = until;
+            }
+        }
     }
     let mut note = |node: &crate::model::NodeId, held: Slots, end: Time| {
         let Some(i) = grid.index.get(node) else { return };
         for slot in held.iter() {
-            let at = &mut slots[*i].1[slot as usize];
+            let at = &mut times[i * bits + slot as usize];
             if *at != never {
                 *at = (*at).max(end);
             }
@@ -162,8 +157,8 @@ fn ends(pass: &Pass<'_>) -> Vec<Time> {
         }
     }
     let width = grid.stride.saturating_sub(1);
-    let mut out = Vec::with_capacity(slots.len() * width);
-    for (_, mut all) in slots {
+    let mut out = Vec::with_capacity(grid.ids.len() * width);
+    for all in times.chunks_mut(bits.max(1)) {
         all.sort_unstable();
         out.extend_from_slice(&all[..width]);
     }

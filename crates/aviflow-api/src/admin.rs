@@ -8,7 +8,7 @@
 //! - [`AdminDocument`] and what is in it: the canonical form, the same in REST and in the store
 //! - [`to_queue`], [`to_pool`], [`to_policy`] and back: what the core decides by
 //! - [`print()`]: a file that can be applied again
-//! - [`ranges`]: `node-[1-8]`
+//! - [`ranges`][]: `node-[1-8]`
 
 mod check;
 mod convert;
@@ -56,11 +56,12 @@ pub struct ParsedAdmin {
 }
 
 impl AdminFile {
-    /// The documents so that a queue comes after its parent, and what others are checked against first.
+    /// The documents in an order in which each can be applied by itself, where there is one: parents
+    /// before their children, but who gives a guarantee up before who gets it.
     #[must_use]
-    pub fn ordered(&self) -> Vec<&AdminDocument> {
+    pub fn ordered(&self, present: &Present) -> Vec<&AdminDocument> {
         let documents: Vec<&AdminDocument> = self.documents.iter().map(|d| &d.document).collect();
-        present::ordered(&documents)
+        present::ordered(&documents, &present.queues)
     }
 
     /// Compares the documents with what there is.

@@ -227,9 +227,8 @@ fn priority(report: &mut Report<'_>, json: &mut Map<String, Json>, defaults: &De
     let names = defaults.priorities.names();
     match json.get("priority").and_then(Json::as_str) {
         Some(name) => {
-            if !check_priority(report, "priority", name, &defaults.priorities) {
-                json.remove("priority");
-            }
+            let known = check_priority(report, "priority", name, &defaults.priorities);
+            json.retain(|key, _| known || key != "priority");
         }
         None if !report.places.has("priority") && !names.contains(&defaults.priority.as_str()) => {
             let message = format!("the configuration's default priority `{}` is not defined", defaults.priority);

@@ -4,9 +4,17 @@
 //! Instants are milliseconds since the Unix epoch, spans are milliseconds, GPU
 //! time is GPU-milliseconds; all are integers.
 
+mod actions;
+mod drain;
 mod pool;
+mod queue;
+mod waiting;
 
+pub use actions::*;
+pub use drain::*;
 pub use pool::*;
+pub use queue::*;
+pub use waiting::*;
 
 use crate::spec::{JobSpec, Provenance};
 use schemars::JsonSchema;
@@ -93,16 +101,6 @@ pub struct ServerInfo {
     pub paused: Option<String>,
 }
 
-/// What a person does to the whole control plane.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", tag = "action")]
-pub enum ServerAction {
-    /// No job starts; what runs goes on.
-    Pause,
-    /// Jobs start again.
-    Resume,
-}
-
 /// The answer to a stop: the control plane ends, trainings do not.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
@@ -167,38 +165,6 @@ pub struct JobSummary {
     pub exit_code: Option<i32>,
 }
 
-/// Why a job waits.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct Verdict {
-    /// Its place among all that wait, from 1.
-    pub place: u32,
-    /// How many wait.
-    pub waiting: u32,
-    /// The binding constraint, for programs; tagged by `constraint`.
-    #[schemars(with = "serde_json::Value")]
-    pub constraint: aviflow_core::schedule::Constraint,
-    /// The same in words.
-    pub reason: String,
-    /// Progress of what it waits for, such as an environment's build.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub build: Option<Build>,
-}
-
-/// Progress of an environment's build.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct Build {
-    /// The environment's name and version.
-    pub name: String,
-    /// What is being done.
-    pub step: String,
-    /// Parts done.
-    pub done: u32,
-    /// Parts in all; 0 while that is not known.
-    pub total: u32,
-}
-
 /// A list of jobs, newest first.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
@@ -229,6 +195,24 @@ pub struct JobDetail {
     /// The last complete checkpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<CheckpointInfo>,
+    /// Who keeps it from starting, if a person does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held: Option<String>,
+    /// The jobs that it waits for or waited for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub after: Vec<AfterInfo>,
+    /// GPUs that are promised to it while their holders leave.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub claim: Option<ClaimInfo>,
+    /// That it is to give its GPUs up, and by when.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eviction: Option<EvictionInfo>,
+    /// For whom the plan suspended it last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub turned_out: Option<TurnedOutInfo>,
+    /// Where it was turned out and waits: when it will probably run again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expected_back: Option<i64>,
     /// GPU-milliseconds by ledger state, up to now.
     pub gpu_time: BTreeMap<String, i64>,
     /// What the training reported: data hashes, framework, results (`result.NAME`).
@@ -401,26 +385,6 @@ pub enum ChangeEvent {
     Ready,
 }
 
-/// What a person does to a job.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", tag = "action")]
-pub enum JobAction {
-    /// End it.
-    Cancel,
-    /// Send it back to the queue after it has saved itself.
-    Suspend,
-}
-
-/// What a person does to a node.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", tag = "action")]
-pub enum NodeAction {
-    /// No new work.
-    Cordon,
-    /// New work again.
-    Uncordon,
-}
-
 /// A command to run inside a worker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -474,6 +438,9 @@ pub struct PlanAnswer {
     /// Why not, if not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verdict: Option<Verdict>,
+    /// Jobs that would be moved for it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub moves: Vec<MoveInfo>,
     /// Whether its environment is ready.
     pub environment_ready: bool,
     /// The document with every default filled in.

@@ -15,7 +15,6 @@ use crate::view;
 use aviflow_api::rest::{JobEvent, JobSummary, ProgressPoint};
 use aviflow_core::lifecycle::PLATFORM_CODE;
 use aviflow_core::model::JobId;
-use aviflow_core::schedule::Constraint;
 use aviflow_store::telemetry::Query;
 use axum::extract::State;
 use axum::response::sse::{Event, KeepAlive, Sse};
@@ -188,7 +187,7 @@ impl Told {
     /// Whether the job waits for its environment.
     fn building(&self) -> bool {
         let verdict = self.job.as_ref().and_then(|j| j.verdict.as_ref());
-        verdict.is_some_and(|v| matches!(v.constraint, Constraint::Environment { .. }))
+        verdict.is_some_and(|v| v.constraint.kind == "environment")
     }
 
     fn job(&mut self, app: &App, events: &mut Vec<JobEvent>) -> Result<(), Failure> {

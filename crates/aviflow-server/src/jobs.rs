@@ -8,6 +8,7 @@ use crate::names::resolve;
 use crate::params::{Input, Name, Values};
 use crate::secret::{masked, shown};
 use crate::view::{self, Names, Seen};
+use aviflow_api::convert::claim_info;
 use aviflow_api::rest::{JobAction, JobDetail, JobSummary, NumberedPoint, TimelineEntry};
 use aviflow_core::explain::NodeNames;
 use aviflow_core::ledger::GpuState;
@@ -68,6 +69,10 @@ pub(crate) fn detail(app: &App, id: JobId) -> Result<JobDetail, Failure> {
     let names = app.names()?;
     let moments = moments(app, id, 0)?;
     let failure = view::failure(&seen.job.phase).or_else(|| last_failure(&seen.job.phase, &moments));
+    let claim = match seen.job.claim.clone() {
+        Some(claim) => Some(app.view(move |view| claim_info(&claim, view.snapshot))?),
+        None => None,
+    };
     Ok(JobDetail {
         summary: seen.summary(app),
         spec: shown(&record.spec),
@@ -75,6 +80,12 @@ pub(crate) fn detail(app: &App, id: JobId) -> Result<JobDetail, Failure> {
         counters: view::counters(&seen.job),
         workers: view::workers(&seen.job, &names),
         checkpoint: view::checkpoint(&seen.job),
+        held: seen.job.held.clone(),
+        after: seen.job.after.iter().map(Into::into).collect(),
+        claim,
+        eviction: seen.job.eviction.as_ref().map(Into::into),
+        turned_out: seen.job.turned_out.as_ref().map(Into::into),
+        expected_back: None,
         gpu_time: gpu_time.iter().map(|(state, ms)| (state.name().to_owned(), ms_of(*ms))).collect(),
         facts: facts(&moments),
         last_lines: failure.map(view::last_lines).unwrap_or_default(),
@@ -233,9 +244,12 @@ pub(crate) async fn act(
         let job = resolve(&app, &name, &by)?;
         let input = match action {
             JobAction::Cancel => EngineInput::Cancel { job, by },
-            JobAction::Suspend => {
+            JobAction::Suspend { .. } => {
                 suspendable(&seen(&app, job)?.job)?;
                 EngineInput::Suspend { job, by }
+            }
+            JobAction::Resume { .. } | JobAction::Hold { .. } | JobAction::Release { .. } | JobAction::Update(_) => {
+                return Err(Failure::refused("notSupported", "this control plane cannot do that to a job yet"));
             }
         };
         match app.parts.engine.ask(input)? {

@@ -5,12 +5,14 @@ use crate::auth::{Loopback, User};
 use crate::error::Failure;
 use crate::params::{Input, Name};
 use crate::view::count;
+use aviflow_api::admin::{from_pool, from_queue};
+use aviflow_api::file::Priorities;
 use aviflow_api::rest::{
     AgentInfo, GpuInfo, NodeAction, NodeInfo, PoolInfo, QueueInfo, ServerAction, ServerInfo, StopAnswer,
 };
 use aviflow_api::suggest::nearest;
 use aviflow_core::gpus::Slots;
-use aviflow_core::model::{Node, NodeCondition, QueueState, Snapshot};
+use aviflow_core::model::{Node, NodeCondition, Queue, Snapshot};
 use aviflow_engine::driver::View;
 use aviflow_engine::engine::{Answer, Input as EngineInput, default_queue};
 use axum::Json;
@@ -39,11 +41,14 @@ pub(crate) fn node_info(snapshot: &Snapshot, node: &Node) -> NodeInfo {
         NodeCondition::Cordoned => "Cordoned",
         NodeCondition::Gone => "Gone",
     };
+    let levels = snapshot.pools.get(&node.pool).into_iter().flat_map(|pool| &pool.levels);
     NodeInfo {
         name: node.name.clone(),
         pool: node.pool.clone(),
         gpu_type: node.gpu_type.clone(),
         condition: condition.to_owned(),
+        domains: levels.cloned().zip(node.path.iter().cloned()).collect(),
+        drain: node.drain.as_ref().map(Into::into),
         gpus,
     }
 }
@@ -87,8 +92,8 @@ pub(crate) async fn node_action(
         // Answers with the similar names where there is none.
         one_node(&app, name.clone())?;
         let cordoned = match action {
-            NodeAction::Cordon => true,
-            NodeAction::Uncordon => false,
+            NodeAction::Cordon { .. } => true,
+            NodeAction::Uncordon { .. } => false,
         };
         match app.parts.engine.ask(EngineInput::Cordon { node: name.clone(), cordoned })? {
             Answer::Refused(refusal) => Err(refusal.into()),
@@ -99,21 +104,21 @@ pub(crate) async fn node_action(
 }
 
 pub(crate) async fn queues(State(app): State<Arc<App>>) -> Result<Json<Vec<QueueInfo>>, Failure> {
-    blocking(move || app.view(|view| queues_of(view.snapshot)).map(Json)).await
+    blocking(move || {
+        let priorities = app.parts.defaults.priorities.clone();
+        app.view(move |view| queues_of(view.snapshot, &priorities)).map(Json)
+    })
+    .await
 }
 
-fn queues_of(snapshot: &Snapshot) -> Vec<QueueInfo> {
+fn queues_of(snapshot: &Snapshot, priorities: &Priorities) -> Vec<QueueInfo> {
     // It is made by the first submission and takes jobs before.
     let first = snapshot.queues.is_empty().then(default_queue);
     let mut infos: BTreeMap<&str, QueueInfo> = BTreeMap::new();
     for queue in first.iter().chain(snapshot.queues.values()) {
-        let state = match queue.state {
-            QueueState::Open => "open",
-            QueueState::Held => "held",
-            QueueState::Draining => "draining",
-        };
-        let (name, parent, state) = (queue.name.clone(), queue.parent.clone(), state.to_owned());
-        infos.insert(&queue.name, QueueInfo { name, parent, state, waiting: 0, running: 0, gpus: 0 });
+        let path = path_of(snapshot, queue);
+        let info = QueueInfo { path, ..QueueInfo::of(from_queue(queue, None, priorities)) };
+        infos.insert(&queue.name, info);
     }
     for job in snapshot.jobs.values() {
         let Some(info) = infos.get_mut(job.request.queue.as_str()) else { continue };
@@ -122,10 +127,29 @@ fn queues_of(snapshot: &Snapshot) -> Vec<QueueInfo> {
                 info.running += 1;
                 info.gpus += gang.gpus().count();
             }
-            None => info.waiting += 1,
+            None => {
+                info.waiting += 1;
+                info.waiting_gpus += job.request.gpus();
+            }
         }
     }
     infos.into_values().collect()
+}
+
+/// The names from the root down to a queue.
+fn path_of(snapshot: &Snapshot, queue: &Queue) -> String {
+    let mut names = vec![queue.name.as_str()];
+    let mut above = queue.parent.as_ref();
+    while let Some(parent) = above.and_then(|name| snapshot.queues.get(name)) {
+        // No document may make a cycle.
+        if names.contains(&parent.name.as_str()) {
+            break;
+        }
+        names.push(&parent.name);
+        above = parent.parent.as_ref();
+    }
+    names.reverse();
+    names.join("/")
 }
 
 pub(crate) async fn pools(State(app): State<Arc<App>>) -> Result<Json<Vec<PoolInfo>>, Failure> {
@@ -139,11 +163,9 @@ fn pools_of(snapshot: &Snapshot) -> Vec<PoolInfo> {
         types.entry(&node.pool).or_default().insert(&node.gpu_type);
         let info = infos.entry(&node.pool).or_insert_with(|| PoolInfo {
             name: node.pool.clone(),
-            gpu_types: Vec::new(),
-            nodes: 0,
-            gpus: 0,
-            free: 0,
-            most_free_on_a_node: 0,
+            levels: snapshot.pools.get(&node.pool).map(|pool| pool.levels.clone()).unwrap_or_default(),
+            document: snapshot.pools.get(&node.pool).map(from_pool),
+            ..PoolInfo::default()
         });
         let free = node.free().count();
         info.nodes += 1;
@@ -218,8 +240,8 @@ pub(crate) async fn server_action(
 ) -> Result<Json<ServerInfo>, Failure> {
     blocking(move || {
         let by = match action {
-            ServerAction::Pause => Some(user),
-            ServerAction::Resume => None,
+            ServerAction::Pause { .. } => Some(user),
+            ServerAction::Resume { .. } => None,
         };
         match app.parts.engine.ask(EngineInput::Pause { by })? {
             Answer::Refused(refusal) => Err(refusal.into()),

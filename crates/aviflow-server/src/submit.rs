@@ -235,6 +235,7 @@ fn answer(app: &App, submission: Submission) -> Result<PlanAnswer, Failure> {
         starts_now: placement.is_some(),
         on: placement.into_iter().flat_map(|p| &p.0).map(|(node, _)| names.node_name(*node)).collect(),
         verdict: waits.map(|w| verdict(app, &w, now)),
+        moves: Vec::new(),
         environment_ready: ready,
         spec: shown(&submission.spec),
     })

@@ -173,9 +173,10 @@ pub(crate) fn verdict(app: &App, waits: &Waits, now: Time) -> Verdict {
     Verdict {
         place: waits.place,
         waiting: waits.waiting,
-        constraint: waits.constraint.clone(),
+        constraint: (&waits.constraint).into(),
         reason: explain::constraint(&waits.constraint, now),
         build: build.map(|b| Build { name: b.name, step: b.step, done: b.done, total: b.total }),
+        ..Verdict::default()
     }
 }
 

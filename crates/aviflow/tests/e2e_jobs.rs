@@ -137,7 +137,7 @@ fn a_job_waits_with_a_reason_while_the_pool_is_full() {
     second.until("waits, place 1 of 1: needs 1 node with 1 GPU free; 0 free, at most 0 on one node");
     let waiting = world.json(&["ls", "--waiting"]);
     assert_eq!(waiting.as_array().map(Vec::len), Some(1));
-    assert_eq!(waiting[0]["verdict"]["constraint"]["constraint"], Value::from("capacity"));
+    assert_eq!(waiting[0]["verdict"]["constraint"]["kind"], Value::from("capacity"));
     gate.open();
     assert_eq!((first.end(), second.end()), (0, 0));
 }

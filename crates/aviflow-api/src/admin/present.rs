@@ -37,6 +37,7 @@ pub struct PresentNode {
 pub fn check_present(documents: &[&AdminDocument], present: &Present) -> Vec<(usize, Diagnostic)> {
     let mut problems = cycles(documents, &present.queues);
     let tree = Tree::new(documents, &present.queues);
+    problems.extend(tree.guarantees(documents));
     for (index, document) in documents.iter().enumerate() {
         let found = match document {
             AdminDocument::Queue(queue) => tree.queue(queue, &present.nodes),
@@ -48,16 +49,31 @@ pub fn check_present(documents: &[&AdminDocument], present: &Present) -> Vec<(us
     problems
 }
 
-/// The documents so that a queue comes after its parent; other kinds come first.
-pub(super) fn ordered<'d>(documents: &[&'d AdminDocument]) -> Vec<&'d AdminDocument> {
-    let tree = Tree::new(documents, &[]);
-    let mut list = documents.to_vec();
-    // Stable, and a cycle ends at its length.
-    list.sort_by_key(|document| match document {
-        AdminDocument::Queue(queue) => tree.above(queue).len() + 1,
-        AdminDocument::Pool(_) | AdminDocument::Policy(_) => 0,
-    });
-    list
+/// The documents in an order in which each goes together with those before it and with what there
+/// is, as far as there is one: pools and the policy, then parents before children, but who gives a
+/// guarantee up before who gets it.
+pub(super) fn ordered<'d>(documents: &[&'d AdminDocument], present: &[QueueSpec]) -> Vec<&'d AdminDocument> {
+    let whole = Tree::new(documents, present);
+    let mut done: Vec<&AdminDocument> = Vec::new();
+    let mut rest: Vec<(&AdminDocument, &QueueSpec)> = Vec::new();
+    for document in documents {
+        match document {
+            AdminDocument::Queue(queue) => rest.push((document, queue)),
+            AdminDocument::Pool(_) | AdminDocument::Policy(_) => done.push(document),
+        }
+    }
+    rest.sort_by_key(|(_, queue)| whole.above(queue).len());
+    while !rest.is_empty() {
+        let fits = |(document, queue): &(&AdminDocument, &QueueSpec)| {
+            let so_far: Vec<&AdminDocument> = done.iter().copied().chain([*document]).collect();
+            let tree = Tree::new(&so_far, present);
+            let there = queue.parent.as_deref().is_none_or(|parent| tree.queues.contains_key(parent));
+            there && tree.line(queue).into_iter().all(|q| tree.below(q).is_empty())
+        };
+        let next = rest.iter().position(fits).unwrap_or(0);
+        done.push(rest.remove(next).0);
+    }
+    done
 }
 
 /// Queues that would be above themselves; each cycle once.
@@ -88,6 +104,15 @@ pub(super) fn cycles(documents: &[&AdminDocument], present: &[QueueSpec]) -> Vec
 /// The quota tree as it would be.
 struct Tree<'q> {
     queues: BTreeMap<&'q str, &'q QueueSpec>,
+    children: BTreeMap<&'q str, Vec<&'q QueueSpec>>,
+}
+
+/// A guarantee or limit that is too small for the guarantees below it.
+struct TooSmall {
+    gpu_type: String,
+    key: &'static str,
+    has: u32,
+    children: u64,
 }
 
 impl<'q> Tree<'q> {
@@ -96,7 +121,76 @@ impl<'q> Tree<'q> {
             AdminDocument::Queue(queue) => Some(queue),
             AdminDocument::Pool(_) | AdminDocument::Policy(_) => None,
         });
-        Tree { queues: present.iter().chain(new).map(|queue| (queue.name.as_str(), queue)).collect() }
+        let queues: BTreeMap<&str, &QueueSpec> =
+            present.iter().chain(new).map(|queue| (queue.name.as_str(), queue)).collect();
+        let mut children: BTreeMap<&str, Vec<&QueueSpec>> = BTreeMap::new();
+        for queue in queues.values() {
+            if let Some(parent) = &queue.parent {
+                children.entry(parent).or_default().push(queue);
+            }
+        }
+        Tree { queues, children }
+    }
+
+    /// A queue, and those above it.
+    fn line(&self, queue: &'q QueueSpec) -> Vec<&'q QueueSpec> {
+        let above = self.above(queue).into_iter().filter(|q| q.name != queue.name);
+        std::iter::once(queue).chain(above).collect()
+    }
+
+    /// What of a queue is too small for the guarantees below it. One that says nothing guarantees what they do.
+    fn below(&self, queue: &QueueSpec) -> Vec<TooSmall> {
+        let mut found = Vec::new();
+        for (gpu_type, quota) in &queue.quotas {
+            let below = self.children.get(queue.name.as_str()).into_iter().flatten();
+            let children: u64 = below.map(|q| self.guarantee(q, gpu_type, 0)).sum();
+            let bounds = [("guarantee", Some(quota.guarantee).filter(|g| *g > 0)), ("limit", quota.limit)];
+            let too_small = bounds.into_iter().find_map(|(key, bound)| {
+                let has = bound.filter(|bound| children > u64::from(*bound))?;
+                Some(TooSmall { gpu_type: gpu_type.clone(), key, has, children })
+            });
+            found.extend(too_small);
+        }
+        found
+    }
+
+    /// Guarantees that do not fit into those above them, each at the document that says most of it.
+    fn guarantees(&self, documents: &[&'q AdminDocument]) -> Vec<(usize, Diagnostic)> {
+        let queue = |document: &&'q AdminDocument| match document {
+            AdminDocument::Queue(queue) => Some(queue),
+            AdminDocument::Pool(_) | AdminDocument::Policy(_) => None,
+        };
+        let own: BTreeMap<&str, usize> =
+            (0..).zip(documents).filter_map(|(i, d)| Some((queue(d)?.name.as_str(), i))).collect();
+        let mut told: BTreeSet<(&str, String)> = BTreeSet::new();
+        let mut problems = Vec::new();
+        for (index, changed) in (0..).zip(documents).filter_map(|(i, d)| Some((i, queue(d)?))) {
+            for above in self.line(changed) {
+                for TooSmall { gpu_type, key, has, children } in self.below(above) {
+                    // At the queue itself, if it is among the documents; else at the first that says anything of the type.
+                    let at = own.get(above.name.as_str()).copied().unwrap_or(index);
+                    let itself = above.name == changed.name;
+                    let says = itself || changed.quotas.contains_key(&gpu_type);
+                    if at != index || !says || !told.insert((&above.name, gpu_type.clone())) {
+                        continue;
+                    }
+                    let message = format!(
+                        "the queues below `{}` are guaranteed {children} GPUs of {gpu_type} together, and its own {key} is {has}",
+                        above.name
+                    );
+                    let field = if itself {
+                        format!("quotas.{gpu_type}.{key}")
+                    } else {
+                        format!("quotas.{gpu_type}.guarantee")
+                    };
+                    let d = Diagnostic::error(DiagnosticCode::NeverFits, message)
+                        .field(field)
+                        .help(format!("raise the {key} of `{}`, or lower the guarantees below it", above.name));
+                    problems.push((index, d));
+                }
+            }
+        }
+        problems
     }
 
     /// The queues above one, the nearest first; in a cycle up to the queue itself.
@@ -141,15 +235,11 @@ impl<'q> Tree<'q> {
         };
         let above = self.above(queue);
         let bound = above.iter().filter_map(|q| Some((q, q.quotas.get(gpu_type)?.limit?))).min_by_key(|(_, l)| *l);
-        if let Some((parent, bound)) = bound {
-            if quota.guarantee > bound {
-                let message =
-                    format!("the guarantee of {} is above the limit of `{}`, {bound}", quota.guarantee, parent.name);
-                warn("guarantee", message, "lower it, or raise that limit");
-            } else if let Some(limit) = quota.limit.filter(|limit| *limit > bound) {
-                let message = format!("the limit of {limit} is never reached: `{}` has {bound}", parent.name);
-                warn("limit", message, "lower it, or raise that limit");
-            }
+        if let Some((parent, bound)) = bound
+            && let Some(limit) = quota.limit.filter(|limit| *limit > bound)
+        {
+            let message = format!("the limit of {limit} is never reached: `{}` has {bound}", parent.name);
+            warn("limit", message, "lower it, or raise that limit");
         }
         let there: u64 = nodes.iter().filter(|n| n.gpu_type == gpu_type).map(|n| u64::from(n.gpus)).sum();
         let roots = self.queues.values().filter(|q| q.parent.is_none());
@@ -168,7 +258,7 @@ impl<'q> Tree<'q> {
     /// A queue guarantees what those below it do, or more.
     fn guarantee(&self, queue: &QueueSpec, gpu_type: &str, depth: usize) -> u64 {
         let own = queue.quotas.get(gpu_type).map_or(0, |quota| u64::from(quota.guarantee));
-        let below = self.queues.values().filter(|q| q.parent.as_deref() == Some(&queue.name));
+        let below = self.children.get(queue.name.as_str()).into_iter().flatten();
         // In a cycle, which is told elsewhere, this must end too.
         let sum = if depth < 64 { below.map(|q| self.guarantee(q, gpu_type, depth + 1)).sum() } else { 0 };
         own.max(sum)

@@ -89,6 +89,27 @@ pub struct QueueSpec {
     pub time_sharing: Option<TimeSharingSpec>,
 }
 
+impl QueueSpec {
+    /// A root without quotas, open to everybody.
+    #[must_use]
+    pub fn open(name: &str) -> QueueSpec {
+        QueueSpec {
+            name: name.to_owned(),
+            parent: None,
+            team: None,
+            state: QueueState::Open,
+            quotas: BTreeMap::new(),
+            lend: true,
+            borrow: true,
+            reclaim: true,
+            defaults: QueueDefaults::default(),
+            highest_priority: None,
+            submitters: Vec::new(),
+            time_sharing: None,
+        }
+    }
+}
+
 /// Whether a queue takes and starts jobs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]

@@ -1,5 +1,7 @@
-//! The pool and its account: nodes, queues, environments, usage, agents, objects.
+//! The pool and its account: nodes, environments, usage, agents, objects.
 
+use super::WindowInfo;
+use crate::admin::PoolSpec;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -16,12 +18,18 @@ pub struct NodeInfo {
     pub gpu_type: String,
     /// Ready, Cordoned or Gone.
     pub condition: String,
+    /// Its domain of each level of the pool.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub domains: BTreeMap<String, String>,
+    /// When it is to be empty, if it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drain: Option<WindowInfo>,
     /// Its GPUs, slot by slot.
     pub gpus: Vec<GpuInfo>,
 }
 
 /// A pool.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PoolInfo {
     /// The name.
@@ -36,6 +44,36 @@ pub struct PoolInfo {
     pub free: u32,
     /// The most free GPUs on one node.
     pub most_free_on_a_node: u32,
+    /// The levels above the node, smallest first; `node` is always one below them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub levels: Vec<String>,
+    /// The domains of all levels, smallest level first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub domains: Vec<DomainInfo>,
+    /// The document, as it can be applied again; none where nobody wrote one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub document: Option<PoolSpec>,
+}
+
+/// A domain of a pool's topology: nodes below one switch.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct DomainInfo {
+    /// Its level.
+    pub level: String,
+    /// Its name.
+    pub name: String,
+    /// The domain of the next greater level that it is in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub within: Option<String>,
+    /// Its nodes that are there.
+    pub nodes: u32,
+    /// Their GPUs.
+    pub gpus: u32,
+    /// GPUs that a job could have now.
+    pub free: u32,
+    /// Nodes all of whose GPUs a job could have now.
+    pub free_nodes: u32,
 }
 
 /// One GPU.
@@ -56,25 +94,6 @@ pub struct GpuInfo {
     pub since: i64,
     /// Whether it is known to be broken.
     pub unhealthy: bool,
-}
-
-/// A queue.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct QueueInfo {
-    /// The name.
-    pub name: String,
-    /// Its parent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub parent: Option<String>,
-    /// open, held or draining.
-    pub state: String,
-    /// Jobs that wait.
-    pub waiting: u32,
-    /// Jobs that hold GPUs.
-    pub running: u32,
-    /// GPUs that they hold.
-    pub gpus: u32,
 }
 
 /// An environment.

@@ -121,7 +121,7 @@ fn good_documents_become_canonical() {
     assert_eq!(file.warnings, []);
     let documents: Vec<&AdminDocument> = file.documents.iter().map(|d| &d.document).collect();
     snapshot("admin", &serde_json::to_string_pretty(&documents).unwrap());
-    let ordered: Vec<String> = file.ordered().iter().map(ToString::to_string).collect();
+    let ordered: Vec<String> = file.ordered(&Present::default()).iter().map(ToString::to_string).collect();
     assert_eq!(ordered, ["pool main", "the policy", "queue research", "queue nlp", "queue vision"]);
 }
 
@@ -239,6 +239,8 @@ fn documents_are_compared_with_what_there_is() {
         "kind: Queue\nname: a\nquotas:\n  H10: {guarantee: 8}\n  H100: {guarantee: 16}\n",
         "kind: Queue\nname: a\nparent: below\nquotas: {H100: {guarantee: 32}, L4: {guarantee: 8, limit: 8}}\n",
         "kind: Queue\nname: a\nparent: old\nquotas: {H100: {limit: 32}}\n",
+        "kind: Queue\nname: a\nparent: old\nquotas: {H100: {guarantee: 8}}\n---\nkind: Queue\nname: old\nquotas: {H100: {guarantee: 16, limit: 24}}\n",
+        "kind: Queue\nname: below\nparent: old\nquotas: {H100: {limit: 8}}\n---\nkind: Queue\nname: c\nparent: below\nquotas: {H100: {guarantee: 12}}\n",
         "kind: Pool\nname: mian\n",
         "kind: Pool\nname: main\ntopology: {levels: [leaf], domains: {a: \"node-[1-5]\", b: [l4-1]}}\n",
         "kind: Pool\nname: main\ntopology: {levels: [leaf], domains: {a: node-1, b: [l4-1]}}\n",
@@ -252,6 +254,35 @@ fn documents_are_compared_with_what_there_is() {
         writeln!(shown, "=== {word}\n{}\n{}", text.trim_end(), draw(list, &file.sources)).unwrap();
     }
     snapshot("admin-present", &shown);
+}
+
+#[test]
+fn guarantees_are_given_up_before_they_are_got() {
+    let order = |text: &str, present: &Present| -> Vec<String> {
+        good(text).ordered(present).iter().filter_map(|d| d.name().map(str::to_owned)).collect()
+    };
+    let tree = |root: u32, a: u32, b: u32| {
+        let queue = |name: &str, n: u32, parent: &str| {
+            format!("kind: Queue\nname: {name}\n{parent}quotas: {{H100: {{guarantee: {n}}}}}\n---\n")
+        };
+        format!("{}{}{}", queue("b", b, "parent: root\n"), queue("a", a, "parent: root\n"), queue("root", root, ""))
+    };
+    let present = |text: &str| Present {
+        queues: good(text)
+            .documents
+            .into_iter()
+            .map(|d| match d.document {
+                AdminDocument::Queue(queue) => queue,
+                AdminDocument::Pool(_) | AdminDocument::Policy(_) => panic!(),
+            })
+            .collect(),
+        nodes: Vec::new(),
+    };
+    let before = present(&tree(32, 16, 16));
+    assert_eq!(order(&tree(32, 16, 16), &Present::default()), ["root", "b", "a"]);
+    assert_eq!(order(&tree(64, 32, 32), &before), ["root", "b", "a"]);
+    assert_eq!(order(&tree(16, 8, 8), &before), ["b", "a", "root"]);
+    assert_eq!(order(&tree(32, 8, 24), &before), ["root", "a", "b"]);
 }
 
 #[test]

@@ -16,7 +16,7 @@ pub fn cancel(app: &App, jobs: &[String]) -> Result<()> {
 
 /// `aviflow suspend`
 pub fn suspend(app: &App, jobs: &[String]) -> Result<()> {
-    each(app, jobs, &JobAction::Suspend, |job| match job.phase.as_str() {
+    each(app, jobs, &JobAction::Suspend { reason: None }, |job| match job.phase.as_str() {
         "Queued" => "suspended",
         _ => "suspending",
     })

@@ -19,8 +19,8 @@ pub fn node(app: &App, command: Option<NodeCommand>) -> Result<()> {
             let node = client.node(&node)?;
             app.output.answer(output.format, &node, |view| platform::node(&node, view))
         }
-        NodeCommand::Cordon { nodes } => act(app, &nodes, &NodeAction::Cordon, "cordoned"),
-        NodeCommand::Uncordon { nodes } => act(app, &nodes, &NodeAction::Uncordon, "uncordoned"),
+        NodeCommand::Cordon { nodes } => act(app, &nodes, &NodeAction::Cordon { reason: None }, "cordoned"),
+        NodeCommand::Uncordon { nodes } => act(app, &nodes, &NodeAction::Uncordon { reason: None }, "uncordoned"),
     }
 }
 

@@ -5,12 +5,11 @@ use super::style::Styled;
 use super::{View, jobs};
 use aviflow_api::rest::PlanAnswer;
 use aviflow_api::spec::Provenance;
-use aviflow_core::schedule::Constraint;
 
 /// `aviflow plan`.
 pub fn plan(answer: &PlanAnswer, provenance: &Provenance, view: View) -> String {
     let spec = &answer.spec;
-    let never = answer.verdict.as_ref().is_some_and(|v| matches!(v.constraint, Constraint::Never { .. }));
+    let never = answer.verdict.as_ref().is_some_and(|v| v.constraint.kind == "never");
     let (word, colour) = match (answer.starts_now, never) {
         (true, _) => ("would start now", "32"),
         (false, false) => ("would wait", "33"),
@@ -61,6 +60,7 @@ mod tests {
             starts_now: false,
             on: vec![],
             verdict: samples::queued().verdict,
+            moves: vec![],
             environment_ready: false,
             spec: detail.spec,
         };

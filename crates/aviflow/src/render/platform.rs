@@ -172,6 +172,7 @@ pub fn server(info: &ServerInfo, url: &str, view: View) -> String {
 mod tests {
     use super::super::samples::{NOW, view};
     use super::*;
+    use aviflow_api::admin::QueueSpec;
     use aviflow_api::rest::GpuInfo;
 
     fn sample_node() -> NodeInfo {
@@ -191,6 +192,8 @@ mod tests {
             pool: "local".into(),
             gpu_type: "virtual".into(),
             condition: "Ready".into(),
+            domains: BTreeMap::new(),
+            drain: None,
             gpus: (0..8).map(gpu).collect(),
         }
     }
@@ -204,8 +207,7 @@ mod tests {
 
     #[test]
     fn queues_and_environments() {
-        let queue =
-            QueueInfo { name: "default".into(), parent: None, state: "open".into(), waiting: 3, running: 12, gpus: 96 };
+        let queue = QueueInfo { waiting: 3, running: 12, gpus: 96, ..QueueInfo::of(QueueSpec::open("default")) };
         let environment = EnvironmentInfo {
             name: "jax-cpu".into(),
             version: 1,

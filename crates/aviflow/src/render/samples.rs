@@ -80,7 +80,7 @@ fn capacity() -> Constraint {
 
 pub fn verdict(constraint: Constraint, place: u32) -> Verdict {
     let reason = aviflow_core::explain::constraint(&constraint, aviflow_core::time::Time(NOW));
-    Verdict { place, waiting: 3, constraint, reason, build: None }
+    Verdict { place, waiting: 3, constraint: (&constraint).into(), reason, ..Verdict::default() }
 }
 
 pub fn queued() -> JobSummary {
@@ -184,6 +184,12 @@ pub fn detail(summary: JobSummary) -> JobDetail {
             at: NOW - 60_000,
             attempt: 1,
         }),
+        held: None,
+        after: vec![],
+        claim: None,
+        eviction: None,
+        turned_out: None,
+        expected_back: None,
         gpu_time: BTreeMap::from([
             ("productive".into(), 7_200_000),
             ("starting".into(), 480_000),

@@ -20,7 +20,7 @@ use aviflow_core::lint::lint;
 use aviflow_core::model::{
     Job, JobId, JobKey, Node, NodeId, NodeRange, Pool, Queue, Request, Snapshot, TimeSharing, Topology,
 };
-use aviflow_core::schedule::{Memo, Plan, plan};
+use aviflow_core::schedule::{Memo, Plan, estimate, plan};
 use aviflow_core::time::{Span, Time};
 use std::time::Instant;
 
@@ -36,30 +36,10 @@ pub struct Settings {
     pub restart: Span,
     /// Queues; with none, each queue of the trace is open and has no quota.
     pub queues: Vec<Queue>,
+    /// Whether to estimate the wait of each job that waits when it is submitted. Decides nothing, and costs time.
+    pub estimates: bool,
     /// Whether to check the invariants after every pass.
     pub check: bool,
-}
-
-/// Whoever says how long a job will wait, and learns from how long it did.
-pub trait Estimator {
-    /// A job was submitted and goes on waiting after the plan: how long will it, in one of two cases and in
-    /// nine of ten? None if nothing can be said.
-    fn ask(&mut self, snapshot: &Snapshot, plan: &Plan, job: JobId, now: Time) -> Option<(Span, Span)>;
-
-    /// A job for which it was asked has started for the first time.
-    fn learn(&mut self, snapshot: &mut Snapshot, job: JobId, waited: Span);
-}
-
-/// Says nothing.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Silent;
-
-impl Estimator for Silent {
-    fn ask(&mut self, _: &Snapshot, _: &Plan, _: JobId, _: Time) -> Option<(Span, Span)> {
-        None
-    }
-
-    fn learn(&mut self, _: &mut Snapshot, _: JobId, _: Span) {}
 }
 
 /// The policy at work.
@@ -68,11 +48,8 @@ pub struct Brain<'a> {
     settings: Settings,
     snapshot: Snapshot,
     memo: Memo,
-    estimator: Box<dyn Estimator>,
     /// Jobs submitted since the last pass.
     fresh: Vec<JobId>,
-    /// Jobs that waited when they were submitted, and have not started yet.
-    asked: Vec<bool>,
     wake: Option<Time>,
     passes: Vec<u32>,
     estimates: Vec<Estimated>,
@@ -83,12 +60,7 @@ impl<'a> Brain<'a> {
     ///
     /// # Errors
     /// If the trace names a queue that is not among those given.
-    pub fn new(
-        trace: &'a Trace,
-        cluster: &Cluster,
-        settings: Settings,
-        estimator: Box<dyn Estimator>,
-    ) -> Result<Brain<'a>> {
+    pub fn new(trace: &'a Trace, cluster: &Cluster, settings: Settings) -> Result<Brain<'a>> {
         let mut snapshot = Snapshot::default();
         snapshot.policy.preemption = settings.preemption;
         snapshot.policy.restart = settings.restart;
@@ -114,25 +86,28 @@ impl<'a> Brain<'a> {
             settings,
             snapshot,
             memo: Memo::default(),
-            estimator,
             fresh: Vec::new(),
-            asked: vec![false; trace.jobs.len()],
             wake: None,
             passes: Vec::new(),
             estimates: Vec::new(),
         })
     }
 
-    /// Asks for estimates of the jobs that have just been submitted and wait.
+    /// Estimates the waits of the jobs that have just been submitted and wait.
     fn estimate(&mut self, plan: &Plan, now: Time) {
         for id in std::mem::take(&mut self.fresh) {
-            if !self.snapshot.waiting.contains(&id) {
+            if !self.settings.estimates || !self.snapshot.waiting.contains(&id) {
                 continue;
             }
-            if let Some((p50, p90)) = self.estimator.ask(&self.snapshot, plan, id, now) {
-                let job = index(id);
-                self.asked[job as usize] = true;
-                self.estimates.push(Estimated { job, p50, p90 });
+            let Some(estimate) = estimate(&self.snapshot, &mut self.memo, plan, id, now) else { continue };
+            self.estimates.push(Estimated {
+                job: index(id),
+                p50: estimate.p50.since(now),
+                p90: estimate.p90.since(now),
+            });
+            if let Some(job) = self.snapshot.jobs.get_mut(&id) {
+                job.estimate = Some(estimate);
+                self.memo.touch(id);
             }
         }
     }
@@ -221,11 +196,6 @@ impl Scheduler for Brain<'_> {
         for decision in &plan.decisions {
             let done = carry::out(&mut self.snapshot, decision, self.settings.restart, now).map_err(fault)?;
             self.memo.touch(done.job);
-            if let Some(waited) = done.waited
-                && std::mem::take(&mut self.asked[index(done.job) as usize])
-            {
-                self.estimator.learn(&mut self.snapshot, done.job, waited);
-            }
             // After starts alone the same plan would come out again; whoever left makes room.
             again |= !matches!(done.act, Some(Act::Start { .. }));
             acts.extend(done.act);

@@ -1,11 +1,12 @@
 //! A replay from its settings to its figures.
 
 use crate::baseline::{Baseline, Rule};
-use crate::brain::{Brain, Estimator, Settings, Silent};
+use crate::brain::{Brain, Settings};
 use crate::cluster::Cluster;
 use crate::error::{Error, Result};
 use crate::report::{Compare, Figures, Report};
 use crate::sim::{Played, play};
+use crate::svg;
 use crate::trace::{Limits, Trace};
 use aviflow_core::model::Queue;
 use aviflow_core::time::Span;
@@ -56,10 +57,10 @@ pub struct Scenario {
     pub queues: Vec<Queue>,
     /// The seed of everything random.
     pub seed: u64,
+    /// Whether `aviflow` estimates waits, which decides nothing and costs time.
+    pub estimates: bool,
     /// Whether to check the core's invariants after every pass; slow.
     pub check: bool,
-    /// Makes whoever estimates the waits for `aviflow`.
-    pub estimator: fn() -> Box<dyn Estimator>,
 }
 
 impl Scenario {
@@ -74,8 +75,8 @@ impl Scenario {
             restart: Span::minutes(5),
             queues: Vec::new(),
             seed: 0,
+            estimates: true,
             check: false,
-            estimator: || Box::new(Silent),
         }
     }
 
@@ -92,9 +93,14 @@ impl Scenario {
             let what = format!("limits {low} to {high} times the run time");
             return Err(Error::options(what, "give `--limits over:LOW-HIGH` with 1 ≤ LOW ≤ HIGH ≤ 1000, as over:1-5"));
         }
-        if policies.contains(&Policy::Easy) && self.limits == Limits::None {
+        let none = match self.limits {
+            Limits::None => true,
+            Limits::Trace => self.trace.jobs.iter().all(|job| job.time_limit.is_none()),
+            Limits::Exact | Limits::Over(..) => false,
+        };
+        if policies.contains(&Policy::Easy) && none {
             let help = "give `--limits exact` or `--limits over:1-5`, or leave easy out of --policy";
-            return Err(Error::options("EASY backfill lives on time limits, and `--limits none` gives it none", help));
+            return Err(Error::options("EASY backfill lives on time limits, and the jobs have none", help));
         }
         Ok(())
     }
@@ -117,9 +123,10 @@ impl Scenario {
                     preemption: self.preemption,
                     restart: self.restart,
                     queues: self.queues.clone(),
+                    estimates: self.estimates,
                     check: self.check,
                 };
-                let mut brain = Brain::new(&trace, &self.cluster, settings, (self.estimator)())?;
+                let mut brain = Brain::new(&trace, &self.cluster, settings)?;
                 return play(policy.name(), &mut brain, &trace, &self.cluster, self.restart, record);
             }
         };
@@ -143,23 +150,31 @@ impl Scenario {
         scenario
     }
 
-    /// The figures of several policies, and where asked for those with more nodes.
+    /// The figures of several policies, and where asked those with more nodes and a drawing.
     ///
     /// # Errors
     /// If the scenario makes no sense, or a policy decides something impossible.
-    pub fn report(&self, policies: &[Policy], more_nodes: Option<u32>) -> Result<Report> {
-        let all = |scenario: &Scenario| -> Result<Vec<(String, Figures)>> {
-            scenario.check(policies)?;
-            policies.iter().map(|p| Ok((p.name().to_owned(), scenario.figures(*p)?))).collect()
-        };
-        let compare = match more_nodes {
-            Some(more) => {
-                let more = self.with_more_nodes(more);
-                more.check(policies)?;
-                Some(Compare { nodes: more.cluster.nodes, policies: all(&more)? })
+    pub fn report(&self, policies: &[Policy], more_nodes: Option<u32>, draw: bool) -> Result<(Report, Option<String>)> {
+        self.check(policies)?;
+        let more = more_nodes.map(|more| self.with_more_nodes(more));
+        if let Some(more) = &more {
+            more.check(policies)?;
+        }
+        let mut report = Report { policies: Vec::new(), compare: None, perturbed: None };
+        let mut drawn = Vec::new();
+        for policy in policies {
+            let played = self.play(*policy, draw)?;
+            let figures = Figures::of(&self.trace, &played, self.cluster.gpus());
+            report.policies.push((policy.name().to_owned(), figures));
+            drawn.extend(draw.then_some(played));
+        }
+        if let Some(more) = more {
+            let mut compare = Compare { nodes: more.cluster.nodes, policies: Vec::new() };
+            for policy in policies {
+                compare.policies.push((policy.name().to_owned(), more.figures(*policy)?));
             }
-            None => None,
-        };
-        Ok(Report { policies: all(self)?, compare, perturbed: None })
+            report.compare = Some(compare);
+        }
+        Ok((report, draw.then(|| svg::draw(&self.trace, &self.cluster, &drawn))))
     }
 }

@@ -15,8 +15,6 @@ pub(super) struct Done {
     pub job: JobId,
     /// What the virtual cluster is to do.
     pub act: Option<Act>,
-    /// At a first start: how long the job had waited.
-    pub waited: Option<Span>,
 }
 
 /// Carries a decision out; says what is impossible about it.
@@ -58,7 +56,7 @@ pub(super) fn out(snapshot: &mut Snapshot, decision: &Decision, restart: Span, n
 }
 
 fn quiet(job: JobId) -> Done {
-    Done { job, act: None, waited: None }
+    Done { job, act: None }
 }
 
 fn waiting(snapshot: &mut Snapshot, id: JobId) -> Result<&mut Job, String> {
@@ -108,12 +106,14 @@ fn start(snapshot: &mut Snapshot, id: JobId, placement: &Placement, restart: Spa
         stepped: true,
         repeating: false,
     });
-    let waited = first.then(|| now.since(job.submitted));
-    let gpus = job.request.gpus();
+    let (gpus, estimate) = (job.request.gpus(), job.estimate.filter(|_| first));
+    if let Some(estimate) = estimate {
+        snapshot.history.calibration.learn(&estimate, now);
+    }
     snapshot.waiting.remove(&id);
     charge(snapshot, id, gpus, true, now);
     let place = placement.0.iter().map(|(node, slots)| (node.0, slots.count())).collect();
-    Ok(Done { job: id, act: Some(Act::Start { job: index(id), place }), waited })
+    Ok(Done { job: id, act: Some(Act::Start { job: index(id), place }) })
 }
 
 fn suspend(snapshot: &mut Snapshot, id: JobId, turned_out: &TurnedOut, now: Time) -> Result<Done, String> {
@@ -125,7 +125,7 @@ fn suspend(snapshot: &mut Snapshot, id: JobId, turned_out: &TurnedOut, now: Time
     let turn = turned_out.cause == EvictionCause::Turn;
     job.preempted += u32::from(!turn);
     snapshot.waiting.insert(id);
-    Ok(Done { job: id, act: Some(Act::Stop { job: index(id), turn }), waited: None })
+    Ok(Done { job: id, act: Some(Act::Stop { job: index(id), turn }) })
 }
 
 /// A running job has ended.

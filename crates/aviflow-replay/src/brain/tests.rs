@@ -38,7 +38,7 @@ fn what_is_held_is_the_run_and_the_restarts() {
 #[test]
 fn parts_of_nodes_and_queues_of_the_trace() {
     let mut trace = generate::philly(1, 8);
-    trace.jobs.truncate(2_000);
+    trace.jobs.truncate(1_000);
     for (i, job) in trace.jobs.iter_mut().enumerate() {
         job.queue = Some(if i % 2 == 0 { "even" } else { "odd" }.to_owned());
     }

@@ -7,7 +7,7 @@ mod pool;
 mod support;
 
 pub use pool::{NodeKind, PoolFacts, check_pool};
-pub use support::{LOCAL, check_support};
+pub use support::{LOCAL, check_support, levels_of};
 
 use crate::diagnostic::DiagnosticCode;
 use crate::file::report::Report;
@@ -16,6 +16,7 @@ use crate::secrets;
 use crate::source::{SourceId, Span};
 use crate::spec::JobSpec;
 use crate::yaml::Node;
+use aviflow_core::model::NODE_LEVEL;
 
 /// Variables that the platform sets, and that nobody else may.
 pub const RESERVED: [&str; 15] = [
@@ -46,6 +47,7 @@ pub fn is_reserved(variable: &str) -> bool {
 pub(crate) fn combinations(report: &mut Report<'_>, spec: &JobSpec, run: Option<&Node>) {
     place_to_run(report);
     numbers(report, spec);
+    levels(report, spec);
     variables(report, spec);
     waiting(report, spec);
     data_names(report, spec);
@@ -112,6 +114,21 @@ fn numbers(report: &mut Report<'_>, spec: &JobSpec) {
             format!("the job would end by its time limit of {limit} before it saves"),
             "save more often, or raise `timeLimit`",
         );
+    }
+}
+
+/// Several nodes are never in one node.
+fn levels(report: &mut Report<'_>, spec: &JobSpec) {
+    let Some(topology) = spec.topology.as_ref().filter(|_| spec.nodes.min > 1) else { return };
+    let is_node = |level: &Option<String>| level.as_deref() == Some(NODE_LEVEL);
+    let message = format!("{} nodes are never in one node", spec.nodes.min);
+    if is_node(&topology.require) {
+        let help = "name a level above the node, or write `nodes: 1`";
+        report.error_at(DiagnosticCode::Conflict, "topology.require", &message, help);
+    }
+    if is_node(&topology.prefer) {
+        let help = "name a level above the node, or remove the line";
+        report.warning_at(DiagnosticCode::Conflict, "topology.prefer", &message, help);
     }
 }
 

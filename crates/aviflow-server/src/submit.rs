@@ -11,7 +11,7 @@ use crate::names::{NAMESPACE, resolve};
 use crate::params::Input;
 use crate::secret::{restored, shown};
 use crate::view::{Names, Waits, count, verdict};
-use aviflow_api::check::check_support;
+use aviflow_api::check::{check_support, levels_of};
 use aviflow_api::convert::to_request;
 use aviflow_api::diagnostic::Diagnostic;
 use aviflow_api::environment::{self, Description};
@@ -62,7 +62,10 @@ fn checked(app: &App, submit: Submit, user: String) -> Result<Submission, Failur
     let body = app.parts.body.name();
     let problems = match check_spec(&spec, &app.parts.defaults) {
         Err(problems) => problems,
-        Ok(_) => check_support(&spec, body),
+        Ok(_) => {
+            let levels = app.view(|view| levels_of(view.snapshot.pools.values().map(|p| p.levels.as_slice())))?;
+            check_support(&spec, body, &levels)
+        }
     };
     if problems.iter().any(Diagnostic::is_error) {
         let errors: Vec<_> = problems.into_iter().filter(Diagnostic::is_error).collect();

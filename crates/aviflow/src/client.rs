@@ -4,7 +4,7 @@ use crate::error::{Failure, Result, While};
 use crate::output::now;
 use aviflow_api::rest::{
     AgentInfo, ApiError, EnvironmentInfo, Exec, ExecFrame, JobAction, JobDetail, JobEvent, JobList, JobSummary,
-    LogLine, NodeAction, NodeInfo, PlanAnswer, QueueInfo, ServerInfo, StopAnswer, Submit, Usage,
+    LogLine, NodeAction, NodeInfo, PlanAnswer, PoolInfo, QueueInfo, ServerInfo, StopAnswer, Submit, Usage,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -229,6 +229,11 @@ impl Client {
     /// Queues.
     pub fn queues(&self) -> Result<Vec<QueueInfo>> {
         self.get("/v1/queues", &[])
+    }
+
+    /// Pools.
+    pub fn pools(&self) -> Result<Vec<PoolInfo>> {
+        self.get("/v1/pools", &[])
     }
 
     /// Environments.

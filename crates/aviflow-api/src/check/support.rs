@@ -2,15 +2,28 @@
 //! would come out otherwise than declared, warned of where it only lacks something.
 
 use crate::diagnostic::{Diagnostic, DiagnosticCode};
-use crate::spec::JobSpec;
+use crate::spec::{JobSpec, Topology};
+use crate::suggest::{nearest, one_of};
+use aviflow_core::model::NODE_LEVEL;
 
 /// The body that runs a job, as `ServerInfo.body` names it.
 pub const LOCAL: &str = "local";
 
-/// Reports fields that this version, or this body, does not act on. The errors
-/// have no place; the fields are named.
+/// The levels of several pools, each once; those of one pool stay in their order, smallest first.
+pub fn levels_of<'a>(pools: impl IntoIterator<Item = &'a [String]>) -> Vec<String> {
+    let mut levels: Vec<String> = Vec::new();
+    for level in pools.into_iter().flatten() {
+        if !levels.contains(level) {
+            levels.push(level.clone());
+        }
+    }
+    levels
+}
+
+/// Reports fields that this version, this body or these pools do not act on. `levels` are those of
+/// [`levels_of`]; `node` is always one below them. The errors have no place; the fields are named.
 #[must_use]
-pub fn check_support(spec: &JobSpec, body: &str) -> Vec<Diagnostic> {
+pub fn check_support(spec: &JobSpec, body: &str, levels: &[String]) -> Vec<Diagnostic> {
     let mut found = Vec::new();
     let error = |field: String, message: String, help: String| {
         Diagnostic::error(DiagnosticCode::NotSupported, message).field(field).help(help)
@@ -18,25 +31,10 @@ pub fn check_support(spec: &JobSpec, body: &str) -> Vec<Diagnostic> {
     let warning = |field: &str, message: &str, help: &str| {
         Diagnostic::warning(DiagnosticCode::NotSupported, message).field(field).help(help)
     };
-    if let Some(after) = spec.after.first() {
-        found.push(error(
-            "after".to_owned(),
-            "jobs do not wait for other jobs yet".to_owned(),
-            format!("submit this one once `{}` has ended: `aviflow run` returns then", after.job),
-        ));
-    }
     if !spec.notify.is_empty() {
         found.push(warning("notify", "nobody is notified yet", "follow the job with `aviflow logs -f`"));
     }
-    if let Some(level) = spec.topology.as_ref().and_then(|t| t.require.as_ref()) {
-        found.push(error(
-            "topology.require".to_owned(),
-            format!("the pool has no level `{level}`"),
-            "leave `topology` out: this pool has no levels above its nodes".to_owned(),
-        ));
-    } else if spec.topology.is_some() {
-        found.push(warning("topology", "the pool has no levels above its nodes", "leave `topology` out"));
-    }
+    found.extend(spec.topology.iter().flat_map(|topology| check_levels(topology, levels)));
     if body != LOCAL {
         return found;
     }
@@ -68,6 +66,36 @@ pub fn check_support(spec: &JobSpec, body: &str) -> Vec<Diagnostic> {
     found
 }
 
+/// Levels that no pool has.
+fn check_levels(topology: &Topology, levels: &[String]) -> Vec<Diagnostic> {
+    let mut found = Vec::new();
+    let known = || std::iter::once(NODE_LEVEL).chain(levels.iter().map(String::as_str));
+    let position = |level: &Option<String>| level.as_ref().and_then(|level| known().position(|k| k == level));
+    let (require, prefer) = (position(&topology.require), position(&topology.prefer));
+    let help = |level: &str| match nearest(level, known()) {
+        _ if levels.is_empty() => "leave `topology` out: the pool has no levels above its nodes".to_owned(),
+        Some(near) => format!("write `{near}`"),
+        None => format!("write {}", one_of(known())),
+    };
+    if let (Some(level), None) = (&topology.require, require) {
+        let d = Diagnostic::error(DiagnosticCode::NotSupported, format!("the pool has no level `{level}`"));
+        found.push(d.field("topology.require").help(help(level)));
+    }
+    if let (Some(level), None) = (&topology.prefer, prefer) {
+        let message = format!("the pool has no level `{level}`, so any place is as good");
+        let d = Diagnostic::warning(DiagnosticCode::NotSupported, message);
+        found.push(d.field("topology.prefer").help(help(level)));
+    }
+    if let (Some(require), Some(prefer)) = (require, prefer)
+        && prefer >= require
+    {
+        let d =
+            Diagnostic::warning(DiagnosticCode::Conflict, "what is required is at least as near as what is preferred");
+        found.push(d.field("topology.prefer").help("prefer a smaller level, or remove the line"));
+    }
+    found
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -76,17 +104,18 @@ mod tests {
     fn check(text: &str, body: &str) -> Vec<(String, bool)> {
         let text = format!("name: a\nrun: python train.py\n{text}");
         let parsed = parse_job("job.yaml", text.as_bytes(), &Defaults::default()).expect("document");
-        check_support(&parsed.spec, body).into_iter().map(|d| (d.field.clone(), d.is_error())).collect()
+        let levels = ["leaf".to_owned(), "spine".to_owned()];
+        check_support(&parsed.spec, body, &levels).into_iter().map(|d| (d.field.clone(), d.is_error())).collect()
     }
 
     #[test]
     fn what_is_not_done_is_said() {
         let digest = "0".repeat(64);
         let cases = [
-            ("after: [{job: b, on: succeeded}]".to_owned(), "after", true, true),
             ("notify: [{webhook: https://example.org/x, on: [failed]}]".to_owned(), "notify", false, true),
-            ("topology: {require: leaf}".to_owned(), "topology.require", true, true),
-            ("topology: {prefer: leaf}".to_owned(), "topology", false, true),
+            ("topology: {require: rack}".to_owned(), "topology.require", true, true),
+            ("topology: {prefer: rack}".to_owned(), "topology.prefer", false, true),
+            ("topology: {require: leaf, prefer: spine}".to_owned(), "topology.prefer", false, true),
             (format!("image: example.org/a@sha256:{digest}"), "image", true, false),
             ("data: [{name: d, source: s3://b/c, mount: /d}]".to_owned(), "data[0].source", true, false),
             ("resources: {cpuPerGpu: 4}".to_owned(), "resources", false, false),
@@ -95,6 +124,23 @@ mod tests {
             assert_eq!(check(&text, LOCAL), [(field.to_owned(), is_error)], "{text}");
             assert_eq!(check(&text, "kubernetes").len(), usize::from(everywhere), "{text}");
         }
-        assert!(check("data: [{name: d, source: file:///tmp/x, mount: /d}]", LOCAL).is_empty());
+        for text in [
+            "data: [{name: d, source: file:///tmp/x, mount: /d}]",
+            "after: [{job: b, on: succeeded}]",
+            "topology: {require: spine, prefer: leaf, maxWait: 5m}",
+            "topology: {require: node}",
+        ] {
+            assert_eq!(check(text, LOCAL), [], "{text}");
+        }
+    }
+
+    #[test]
+    fn a_level_that_is_not_there_is_told_with_those_that_are() {
+        let topology = |require: &str| Topology { require: Some(require.to_owned()), ..Topology::default() };
+        let levels = levels_of([&["leaf".to_owned(), "spine".to_owned()][..], &["leaf".to_owned()]]);
+        let help = |require: &str, levels: &[String]| check_levels(&topology(require), levels)[0].help.clone();
+        assert_eq!(help("rack", &levels).as_deref(), Some("write `node`, `leaf` or `spine`"));
+        assert_eq!(help("leafs", &levels).as_deref(), Some("write `leaf`"));
+        assert_eq!(help("leaf", &[]).as_deref(), Some("leave `topology` out: the pool has no levels above its nodes"));
     }
 }

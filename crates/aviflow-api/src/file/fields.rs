@@ -61,11 +61,11 @@ pub static JOB: Object = Object {
         field("outputs", List(&Text(&f::ABSOLUTE), 0), "Folders that are kept after the end, and fetched with `aviflow cp`.").eg(&["[\"/out\"]"]),
         field("checkpoint", Keys(&CHECKPOINT), "Where and how often the training saves itself."),
         field("resources", Keys(&RESOURCES), "CPUs and memory, for each GPU."),
-        field("topology", Keys(&TOPOLOGY), "Where in the network the nodes may lie."),
+        field("topology", Keys(&TOPOLOGY), "Where in the network the nodes may lie. The levels are those of the pool, and `node`."),
         field("timeLimit", Text(&f::DURATION), "The greatest time in Running, over all attempts. With it the job can also start early, in a gap.").eg(&["\"24h\"", "\"1-00:00:00\""]),
         field("preemptible", Bool, "Whether the platform may suspend the job and continue it later.").default("true"),
         field("retry", Keys(&RETRY), "When the job is run again."),
-        field("after", List(&Keys(&AFTER), 0), "Jobs that must end before this one starts."),
+        field("after", List(&Keys(&AFTER), 0), "Jobs that must have ended, each as asked, before this one starts."),
         field("seed", Whole(0, (1 << 63) - 1), "The seed, given to the training in `AVIFLOW_SEED`.").eg(&["42"]),
         field("notify", List(&Keys(&NOTIFY), 0), "Whom to tell of what."),
     ],
@@ -183,9 +183,10 @@ static RESOURCES: Object = Object {
 static TOPOLOGY: Object = Object {
     what: "a place in the network",
     fields: &[
-        field("require", Text(&f::WORD), "The level that must hold all nodes.").eg(&["\"spine\""]),
-        field("prefer", Text(&f::WORD), "The level that should hold all nodes.").eg(&["\"leaf\""]),
-        field("maxWait", Text(&f::DURATION), "How long to wait for what is preferred.").eg(&["\"20m\""]),
+        field("require", Text(&f::WORD), "The level of which one domain must hold all nodes.").eg(&["\"spine\""]),
+        field("prefer", Text(&f::WORD), "The level of which one domain should hold all nodes.").eg(&["\"leaf\""]),
+        field("maxWait", Text(&f::DURATION), "How long to wait for what is preferred. Without it, not at all.")
+            .eg(&["\"20m\""]),
     ],
     synonyms: &[("required", "require"), ("preferred", "prefer"), ("wait", "maxWait"), ("timeout", "maxWait")],
 };
@@ -204,7 +205,13 @@ const ENDINGS: Shape =
 static AFTER: Object = Object {
     what: "a job to wait for",
     fields: &[
-        field("job", Text(&f::JOB), "Its name.").required().eg(&["\"tokenize\""]),
+        field(
+            "job",
+            Text(&f::JOB),
+            "Its name: your own latest job of that name, else anybody's; `namespace/name` is exact.",
+        )
+        .required()
+        .eg(&["\"tokenize\""]),
         field("on", ENDINGS, "How it must end.").default("\"succeeded\""),
     ],
     synonyms: &[("name", "job"), ("status", "on"), ("when", "on"), ("condition", "on")],

@@ -17,8 +17,12 @@ pub(crate) const fn text(what: &'static str, pattern: Option<&'static str>, chec
 
 /// A job's name.
 pub const NAME: Text = text("a name", Some("^[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?$"), |t| label(t, NAME_LIMIT));
-/// The name of a job that is there: a number may have been added to it.
-pub const JOB: Text = text("the name of a job", QUEUE.pattern, |t| label(t, 63));
+/// The name of a job that is there: a number may have been added to it, and its namespace may stand before it.
+pub const JOB: Text = text(
+    "the name of a job",
+    Some("^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?/)?[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"),
+    |t| t.split_once('/').map_or_else(|| label(t, 63), |(namespace, name)| label(namespace, 63).and(label(name, 63))),
+);
 /// The name of a queue.
 pub const QUEUE: Text = text("the name of a queue", Some("^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"), queue);
 /// The name of a data volume.

@@ -256,6 +256,38 @@ fn documents_are_compared_with_what_there_is() {
     snapshot("admin-present", &shown);
 }
 
+/// What pages for administrators show as files is taken, and says what the page says.
+#[test]
+fn the_documents_of_the_pages_are_good() {
+    let mut seen = 0;
+    for page in ["queues", "topology", "maintenance"] {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../docs/admin/{page}.md"));
+        let text = std::fs::read_to_string(&path).unwrap();
+        for block in text.split("```yaml file=").skip(1) {
+            let (name, rest) = block.split_once('\n').unwrap();
+            let file = good(rest.split("```").next().unwrap());
+            assert_eq!(file.warnings, [], "{page}: {name}");
+            seen += 1;
+            for document in &file.documents {
+                if let AdminDocument::Policy(policy) = &document.document {
+                    assert_eq!(to_policy(policy), Policy::default(), "{page}: {name}");
+                }
+            }
+            if name == "queues.yaml" {
+                let node = |n: u32| PresentNode {
+                    name: format!("node-{n}"),
+                    pool: "main".into(),
+                    gpu_type: "H100".into(),
+                    gpus: 8,
+                };
+                let present = Present { queues: vec![QueueSpec::open("default")], nodes: (1..=8).map(node).collect() };
+                assert_eq!(file.check(&present), Ok(Vec::new()), "{page}");
+            }
+        }
+    }
+    assert_eq!(seen, 4);
+}
+
 #[test]
 fn guarantees_are_given_up_before_they_are_got() {
     let order = |text: &str, present: &Present| -> Vec<String> {

@@ -116,6 +116,10 @@ const TOGETHER: &[(&str, &str)] = &[
     ),
     ("requirements alone", "name: a\nrun: python a.py\nrequirements: x.lock\n"),
     ("waiting for nothing", "name: a\nrun: python a.py\ntopology: {require: spine, maxWait: 5m}\n"),
+    (
+        "several nodes in one",
+        "name: a\nrun: python a.py\nnodes: 2\ngpusPerNode: 8\ntopology: {require: node, prefer: node}\n",
+    ),
     ("min above max", "name: a\nrun: python a.py\ngpusPerNode: 8\nnodes: {min: 8, max: 2}\n"),
     ("itself", "name: a\nrun: python a.py\nafter: [{job: a}, {job: b}, {job: b, on: failed}]\n"),
     ("data twice", "name: a\nrun: python a.py\ndata: [{name: x, source: /x}, {name: x, source: /y}]\n"),

@@ -3,6 +3,7 @@
 use crate::cases::GROUPS;
 use crate::good::GOOD;
 use crate::said;
+use aviflow_api::admin::fields::KINDS;
 use aviflow_api::diagnostic::{Diagnostic, DiagnosticCode as Code};
 use aviflow_api::file::{
     Document,
@@ -101,6 +102,10 @@ fn examples_and_defaults_are_valid() {
     }
     walk(&schema::job());
     walk(&schema::environment());
+    // Trees refer to the whole, which a part of it has not; they have no examples.
+    for kind in schema::admin()["allOf"].as_array().unwrap() {
+        walk(&kind["then"]);
+    }
 }
 
 #[test]
@@ -124,13 +129,19 @@ fn every_field_of_the_canonical_document_is_in_the_file_and_documented() {
             assert!(field.doc.len() > 5 && !field.doc.starts_with(' '), "{}", field.key);
             match field.shape {
                 Shape::Object(inner) => synonyms(inner),
-                Shape::List(Shape::Object(inner), _) => synonyms(inner),
+                Shape::List(Shape::Object(inner), _) | Shape::Map(_, Shape::Object(inner)) => synonyms(inner),
+                Shape::Either(shapes) => shapes.iter().for_each(|shape| {
+                    if let Shape::Object(inner) = shape {
+                        synonyms(inner);
+                    }
+                }),
                 _ => {}
             }
         }
     }
     synonyms(&JOB);
     synonyms(&ENVIRONMENT);
+    KINDS.iter().for_each(|(_, object)| synonyms(object));
     let canonical = serde_json::to_value(schemars::schema_for!(JobSpec)).unwrap();
     let mut known: Vec<&str> = canonical["properties"].as_object().unwrap().keys().map(String::as_str).collect();
     known.sort_unstable();

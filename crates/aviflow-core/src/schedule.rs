@@ -29,6 +29,7 @@ mod pass;
 mod place;
 mod preempt;
 mod quota;
+mod report;
 mod reserve;
 mod sooner;
 mod turn_forecast;
@@ -37,6 +38,7 @@ mod turns;
 pub use constraint::never_fits;
 pub use forecast::estimate;
 pub use memo::Memo;
+pub use report::{Factors, QueueFactor, QueueUse, QuotaUse, factors, queues};
 pub use sooner::{Sooner, sooner};
 
 use crate::model::{

@@ -136,6 +136,18 @@ impl<'a> Pass<'a> {
         }
     }
 
+    /// Charges what is promised, for those who only look.
+    pub(super) fn charge_claims(&mut self) {
+        for id in &self.index.claimers {
+            let (Some(job), Some(waiter)) = (self.snapshot.jobs.get(id), self.index.waiter(*id)) else { continue };
+            let Some(claim) = &job.claim else { continue };
+            let first = claim.placement.0.first().and_then(|(n, _)| self.grid.index.get(n));
+            let Some(segment) = first.map(|n| self.grid.segment_of[*n]) else { continue };
+            let (queue, t) = (self.branch[waiter.queue as usize], self.grid.segments[segment].gpu_type);
+            self.quotas.charge(queue, t, claim.placement.gpus().count(), job.request.preemptible, true);
+        }
+    }
+
     /// GPUs of a node that gangs may have now or later.
     pub(super) fn usable(&self, node: &Node) -> Slots {
         if self.taken.contains(&node.id) { Slots::NONE } else { usable(node, self.now) }

@@ -2,6 +2,7 @@
 //! back from whom, and the order of queues.
 
 use super::grid::Grid;
+use super::report::QuotaUse;
 use crate::model::{NodeCondition, Queue, QueueState, Quota, Snapshot};
 use crate::time::{Span, Time};
 use std::collections::BTreeMap;
@@ -266,6 +267,36 @@ impl Quotas {
         let above =
             |q: &usize| self.used(*q, t).saturating_sub(given.get(q).copied().unwrap_or(0)) > self.guarantee(*q, t);
         within && common < theirs.len() && theirs[common..].iter().all(above)
+    }
+
+    /// The decayed GPU-milliseconds of a queue and all below it.
+    pub(super) fn decayed(&self, queue: usize) -> u64 {
+        self.decayed[queue]
+    }
+
+    /// What people see of a queue's quota.
+    pub(super) fn report(&self, queue: usize, t: usize) -> QuotaUse {
+        let quota = self.branches[queue].quotas[t];
+        let used = self.used(queue, t);
+        let all: u32 = self.roots().map(|r| self.used(r, t)).sum();
+        let mut headroom = self.capacity[t].saturating_sub(all).saturating_sub(self.kept(queue, t));
+        for above in &self.branches[queue].path {
+            if let Some(limit) = self.limit(*above, t) {
+                headroom = headroom.min(limit.saturating_sub(self.used(*above, t)));
+            }
+        }
+        let below: u32 = (0..self.branches.len())
+            .filter(|b| self.branches[*b].path.iter().rev().nth(1) == Some(&queue))
+            .map(|b| self.report(b, t).guarantee)
+            .sum();
+        QuotaUse {
+            guarantee: quota.guarantee.max(below),
+            effective: self.guarantee(queue, t),
+            limit: quota.limit,
+            weight: quota.weight,
+            used,
+            headroom,
+        }
     }
 
     /// The place of a queue in the order, for a type or for all: compared level by level from the root.

@@ -5,6 +5,7 @@
 //! - [`file`]: a job's file, from text to that document, with every problem at once
 //! - [`admin`]: documents of administrators: queues, pools, the policy
 //! - [`environment`]: the description of an environment and its lock
+//! - [`identity`]: one hash over all that decides what a job runs
 //! - [`check`]: what cannot be together, and what a pool can never give
 //! - [`schema`]: the same file form as JSON Schema, for editors
 //! - [`diagnostic`] and [`render`]: problems as data, and as a person reads them
@@ -18,6 +19,7 @@ pub mod diagnostic;
 pub mod duration;
 pub mod environment;
 pub mod file;
+pub mod identity;
 pub mod openapi;
 pub mod quantity;
 pub mod render;

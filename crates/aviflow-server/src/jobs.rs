@@ -3,12 +3,12 @@
 use crate::app::{App, blocking};
 use crate::auth::User;
 use crate::error::Failure;
-use crate::identity::job_hash;
 use crate::names::resolve;
 use crate::params::{Input, Name, Values};
 use crate::secret::{masked, shown};
 use crate::view::{self, Names, Seen};
 use aviflow_api::convert::claim_info;
+use aviflow_api::identity::job_hash;
 use aviflow_api::rest::{JobAction, JobDetail, JobSummary, NumberedPoint, TimelineEntry};
 use aviflow_core::explain::NodeNames;
 use aviflow_core::ledger::GpuState;

@@ -1,9 +1,15 @@
 //! One hash over everything that decides what a job runs.
+//!
+//! It is taken twice: of what was submitted, and in each attempt of what lies where
+//! the ranks start. The two are the same if what was submitted is what runs.
 
-use aviflow_api::environment::hex;
-use aviflow_api::spec::{JobSpec, Provenance};
+use crate::environment::hex;
+use crate::spec::{JobSpec, Provenance};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
+
+/// The fact by which an attempt reports its hash.
+pub const HASH_FACT: &str = "aviflow.hash";
 
 /// SHA-256, hexadecimal, over the canonical JSON (sorted keys, no blanks) of the
 /// document (which has the seed), the hash of its code, of its environment and
@@ -56,8 +62,12 @@ fn canonical(value: &Value, text: &mut String) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tests::support::spec;
-    use aviflow_api::spec::CodeSnapshot;
+    use crate::spec::CodeSnapshot;
+
+    fn spec(name: &str) -> JobSpec {
+        let text = format!("name: {name}\nnodes: 1\ngpusPerNode: 2\nrun: python train.py\n");
+        crate::file::parse_job("job.yaml", text.as_bytes(), &crate::file::Defaults::default()).expect("a job").spec
+    }
 
     #[test]
     fn the_hash_is_of_what_runs() {

@@ -225,6 +225,21 @@ pub struct JobDetail {
     pub timeline: Vec<TimelineEntry>,
     /// One hash over everything that was submitted; every attempt reports the same.
     pub hash: String,
+    /// What the attempts reported, in order: the same hash, with the code's taken of what each had unpacked.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub attempt_hashes: Vec<AttemptHash>,
+}
+
+/// The hash of what an attempt ran.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct AttemptHash {
+    /// The attempt.
+    pub attempt: u32,
+    /// The hash. An attempt has more than one only if its workers found different things.
+    pub hash: String,
+    /// Whether it is another one than the first attempt's.
+    pub differs: bool,
 }
 
 /// What ended earlier attempts; only `failures` spends retries.

@@ -13,10 +13,11 @@
 use crate::cluster::{Shared, rank_ends};
 use crate::hurry::{self, ENDED_GRACE};
 use crate::spec::{self, Share};
-use crate::{code, private_folder, unix_ms};
+use crate::{archive, code, private_folder, unix_ms};
 use aviflow_agent::protocol::{Ended, LOG_CHUNK, WorkerSpec, files};
 use aviflow_agent::spool::{Folder, Spool};
 use aviflow_agent::{GUARDIAN_LOST, find_ended};
+use aviflow_api::identity::{HASH_FACT, job_hash};
 use aviflow_core::lifecycle::WorkerEvent;
 use aviflow_core::model::JobId;
 use aviflow_core::time::Span;
@@ -245,7 +246,12 @@ fn begin(shared: &Shared, key: StreamKey, folder: &Path, what: Option<(&JobRecor
     let Some((record, share)) = what.filter(|_| !ran) else { return Ok(Begun::Dead(lock)) };
     let token = token().map_err(|e| format!("there are no random numbers for a token: {e}"))?;
     let cwd = lay_out(shared, record, folder)?;
-    let spec = spec::worker_spec(&shared.site(), record, share, cwd, token.clone())?;
+    let hash = found_hash(record, &cwd)?;
+    let mut spec = spec::worker_spec(&shared.site(), record, share, cwd, token.clone())?;
+    // Worker 0 speaks for all, unless one found something else than what was submitted.
+    if share.worker == 0 || hash != job_hash(&record.spec, &record.provenance) {
+        spec.facts.insert(HASH_FACT.to_owned(), hash);
+    }
     write_spec(folder, &spec).map_err(cannot)?;
     meet(shared, key, folder, token);
     let watched = open_lock(folder).map_err(cannot)?;
@@ -291,6 +297,15 @@ fn lay_out(shared: &Shared, record: &JobRecord, folder: &Path) -> Result<PathBuf
     }
     fs::create_dir_all(&work).map_err(|e| format!("{} cannot be made: {e}", work.display()))?;
     Ok(work)
+}
+
+/// The job's hash, with the code's taken of what was unpacked into `cwd`.
+fn found_hash(record: &JobRecord, cwd: &Path) -> Result<String, String> {
+    let mut found = record.provenance.clone();
+    if let Some(code) = &mut found.code {
+        code.sha256 = archive::hash(cwd).map_err(|e| format!("{} cannot be read again: {e}", cwd.display()))?;
+    }
+    Ok(job_hash(&record.spec, &found))
 }
 
 fn write_spec(folder: &Path, spec: &WorkerSpec) -> io::Result<()> {

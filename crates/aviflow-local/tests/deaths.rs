@@ -8,8 +8,7 @@ use aviflow_agent::protocol::{WorkerSpec, files};
 use aviflow_agent::{Alive, sweep};
 use aviflow_core::model::JobId;
 use aviflow_engine::ports::{JobRecord, WorkerEvent};
-use aviflow_local::LocalConfig;
-use common::{Body, config, record, wait_until};
+use common::{Body, real, record, wait_until};
 use rustix::fs::OFlags;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde_json::json;
@@ -34,12 +33,6 @@ struct Victims {
     spec: WorkerSpec,
     /// Held open by the process that is cut off, and by nobody else.
     pipe: File,
-}
-
-fn real(home: &Path) -> LocalConfig {
-    let mut config = config(home);
-    config.agent = [env!("CARGO_BIN_EXE_aviflow-local-helper"), "agent"].map(Into::into).to_vec();
-    config
 }
 
 fn parent(pid: u32) -> u32 {

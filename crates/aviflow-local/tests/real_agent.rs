@@ -11,19 +11,13 @@ use aviflow_core::time::Span;
 use aviflow_engine::ports::{Observation, Order, WorkerEvent};
 use aviflow_engine::telemetry::StreamKey;
 use aviflow_local::LocalConfig;
-use common::{Body, config, kill, record, wait_until};
+use common::{Body, kill, real, record, wait_until};
 use serde_json::json;
 use std::fs;
 use std::path::Path;
 
 const JOB: JobId = JobId(7);
 const KEY: StreamKey = StreamKey { job: JOB, attempt: 1, worker: 0 };
-
-fn real(home: &Path) -> LocalConfig {
-    let mut config = config(home);
-    config.agent = [env!("CARGO_BIN_EXE_aviflow-local-helper"), "agent"].map(Into::into).to_vec();
-    config
-}
 
 fn body(home: &Path) -> Body {
     let mut body = Body::start(real(home), 1);

@@ -1,6 +1,7 @@
 //! One job: everything about it, its timeline and series, and what a person does to it.
 
 use crate::app::{App, blocking};
+use crate::attempts::hashes;
 use crate::auth::User;
 use crate::error::Failure;
 use crate::names::resolve;
@@ -8,7 +9,7 @@ use crate::params::{Input, Name, Values};
 use crate::secret::{masked, shown};
 use crate::view::{self, Names, Seen};
 use aviflow_api::convert::claim_info;
-use aviflow_api::identity::job_hash;
+use aviflow_api::identity::{HASH_FACT, job_hash};
 use aviflow_api::rest::{JobAction, JobDetail, JobSummary, NumberedPoint, TimelineEntry};
 use aviflow_core::explain::NodeNames;
 use aviflow_core::ledger::GpuState;
@@ -68,6 +69,7 @@ pub(crate) fn detail(app: &App, id: JobId) -> Result<JobDetail, Failure> {
     let record = record(app, id)?;
     let names = app.names()?;
     let moments = moments(app, id, 0)?;
+    let hash = job_hash(&record.spec, &record.provenance);
     let failure = view::failure(&seen.job.phase).or_else(|| last_failure(&seen.job.phase, &moments));
     let claim = match seen.job.claim.clone() {
         Some(claim) => Some(app.view(move |view| claim_info(&claim, view.snapshot))?),
@@ -90,7 +92,8 @@ pub(crate) fn detail(app: &App, id: JobId) -> Result<JobDetail, Failure> {
         facts: facts(&moments),
         last_lines: failure.map(view::last_lines).unwrap_or_default(),
         timeline: timeline_of(&moments, &names),
-        hash: job_hash(&record.spec, &record.provenance),
+        attempt_hashes: hashes(&moments, &hash),
+        hash,
     })
 }
 
@@ -164,7 +167,8 @@ fn facts(moments: &[Moment]) -> BTreeMap<String, String> {
     let mut facts = BTreeMap::new();
     for moment in moments {
         if let MomentKind::Facts { values } = &moment.kind {
-            facts.extend(values.iter().map(|(name, value)| (name.clone(), masked(value))));
+            let told = values.iter().filter(|(name, _)| *name != HASH_FACT);
+            facts.extend(told.map(|(name, value)| (name.clone(), masked(value))));
         }
     }
     facts

@@ -14,6 +14,7 @@
 //! shown.
 
 mod app;
+mod attempts;
 mod auth;
 mod body;
 mod changes;

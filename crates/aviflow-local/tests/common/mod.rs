@@ -149,6 +149,13 @@ pub fn config(home: &Path) -> LocalConfig {
     config
 }
 
+/// With agents that are real.
+pub fn real(home: &Path) -> LocalConfig {
+    let mut config = config(home);
+    config.agent = [env!("CARGO_BIN_EXE_aviflow-local-helper"), "agent"].map(Into::into).to_vec();
+    config
+}
+
 impl Body {
     pub fn start(config: LocalConfig, term: u64) -> Body {
         Body::start_with(config, term, Arc::default())

@@ -53,12 +53,14 @@ pub fn show(job: &JobDetail, view: View) -> String {
     if let Some(verdict) = &s.verdict {
         pairs.put("waits", format!("place {} of {}: {}", verdict.place, verdict.waiting, jobs::reason(verdict)));
     }
+    pairs.put("DIFFERS", differs(job).style(view.style, "1;31"));
     pairs.put("why", s.failure.clone().unwrap_or_default());
     pairs.put("submitted", format!("{} by {}", ago(s.submitted, view.now), s.user));
     pairs.put("queue", format!("{}, priority {}", s.queue, s.priority));
     pairs.put("gang", gang(job));
     pairs.put("time", times(job, view.now));
     pairs.put("attempts", attempts(job));
+    pairs.put("ran", ran(job).join("\n"));
     pairs.put("progress", s.progress.as_ref().map(|p| progress(p, view.now)).unwrap_or_default());
     pairs.put("checkpoint", checkpoint(job, view.now));
     pairs.put("GPU time", gpu_states(&job.gpu_time));
@@ -112,6 +114,33 @@ pub fn attempts(job: &JobDetail) -> String {
         (n, true) => n.to_string(),
         (n, false) => format!("{n} ({})", parts.join(", ")),
     }
+}
+
+/// What the attempts ran, each hash with its attempts: `eeeeeeeeeeee in attempts 1-3`.
+fn ran(job: &JobDetail) -> Vec<String> {
+    let mut by_hash: Vec<(&str, Vec<u32>)> = Vec::new();
+    for told in &job.attempt_hashes {
+        match by_hash.iter_mut().find(|(hash, _)| *hash == told.hash) {
+            Some((_, attempts)) => attempts.push(told.attempt),
+            None => by_hash.push((&told.hash, vec![told.attempt])),
+        }
+    }
+    let say = |(hash, attempts): &(&str, Vec<u32>)| {
+        let word = if attempts.len() == 1 { "attempt" } else { "attempts" };
+        format!("{} in {word} {}", hash.get(..12).unwrap_or(hash), ranges(attempts))
+    };
+    by_hash.iter().map(say).collect()
+}
+
+/// Attempts that ran something else than the first; empty if there is none.
+fn differs(job: &JobDetail) -> String {
+    let mut attempts: Vec<u32> = job.attempt_hashes.iter().filter(|h| h.differs).map(|h| h.attempt).collect();
+    attempts.dedup();
+    if attempts.is_empty() {
+        return String::new();
+    }
+    let word = if attempts.len() == 1 { "attempt" } else { "attempts" };
+    format!("{word} {} ran something else than was submitted: somebody changed it; submit it again", ranges(&attempts))
 }
 
 /// The last reported progress.
@@ -265,6 +294,7 @@ fn quote(word: &str) -> String {
 mod tests {
     use super::super::samples::{self, view};
     use super::*;
+    use aviflow_api::rest::AttemptHash;
 
     #[test]
     fn a_running_job() {
@@ -277,7 +307,25 @@ mod tests {
         detail.gpu_time.clear();
         detail.facts.clear();
         detail.checkpoint = None;
+        detail.attempt_hashes.clear();
         insta::assert_snapshot!(show(&detail, view()));
+    }
+
+    #[test]
+    fn an_attempt_that_ran_something_else_is_pointed_at() {
+        let mut detail = samples::detail(samples::running());
+        let told = |attempt, hash: &str, differs| AttemptHash { attempt, hash: hash.repeat(64), differs };
+        detail.attempt_hashes.push(told(2, "e", false));
+        assert_eq!((ran(&detail), differs(&detail).as_str()), (vec!["eeeeeeeeeeee in attempts 1-2".to_owned()], ""));
+        detail.attempt_hashes.extend([told(3, "f", true), told(3, "0", true), told(4, "e", false)]);
+        let shown = show(&detail, view());
+        let lines: Vec<&str> = shown.lines().filter(|l| l.contains("DIFFERS") || l.contains(" in attempt")).collect();
+        insta::assert_snapshot!(lines.join("\n"), @r"
+          DIFFERS     attempt 3 ran something else than was submitted: somebody changed it; submit it again
+          ran         eeeeeeeeeeee in attempts 1-2,4
+                      ffffffffffff in attempt 3
+                      000000000000 in attempt 3
+        ");
     }
 
     #[test]

@@ -3,7 +3,8 @@
 use super::View;
 use super::style::Style;
 use aviflow_api::rest::{
-    Build, CheckpointInfo, JobCounters, JobDetail, JobSummary, ProgressPoint, TimelineEntry, Verdict, WorkerInfo,
+    AttemptHash, Build, CheckpointInfo, JobCounters, JobDetail, JobSummary, ProgressPoint, TimelineEntry, Verdict,
+    WorkerInfo,
 };
 use aviflow_api::spec::{CodeSnapshot, JobSpec, Provenance, ResolvedEnvironment};
 use aviflow_core::model::EnvironmentHash;
@@ -207,6 +208,7 @@ pub fn detail(summary: JobSummary) -> JobDetail {
             entry(500_000, 1, "running", "all 2 ranks are up"),
         ],
         hash: hash('e'),
+        attempt_hashes: vec![AttemptHash { attempt: 1, hash: hash('e'), differs: false }],
         summary,
     }
 }

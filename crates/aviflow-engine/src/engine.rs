@@ -6,117 +6,36 @@
 //!
 //! It has no thread and reads no clock, so the simulator runs it as it is.
 
+mod carry;
+mod drains;
+mod input;
 mod intake;
+mod jobs;
+mod pools;
+mod queues;
+mod submit;
+#[cfg(test)]
+mod tests;
 
-pub use intake::refusal;
+pub use input::{Answer, DrainName, DrainOrder, Input, QueueJobs, Refusal, Submission};
+pub use submit::refusal;
 
-use crate::ports::{Batch, JobRecord, Observation, Order, Stamped, Store, StoreError};
+use crate::ports::{Act, ActKind, Batch, JobRecord, Order, Stamped, Store, StoreError, ending};
 #[cfg(test)]
 use crate::sim::planted::Planted;
-use aviflow_api::spec::{JobSpec, Provenance};
-use aviflow_core::explain;
 use aviflow_core::ledger::Entry;
 use aviflow_core::lifecycle::{self, Action, Event, Moment};
 use aviflow_core::model::{
-    EnvironmentHash, EnvironmentState, Job, JobId, JobKey, NodeId, Phase, Placement, Queue, Request, Snapshot, Term,
+    EnvironmentHash, EnvironmentState, Job, JobId, JobKey, NodeId, Phase, Placement, Queue, Snapshot, Term,
 };
-use aviflow_core::schedule::{self, Decision, Memo, Plan};
+use aviflow_core::schedule::{self, Memo, Plan};
 use aviflow_core::time::{Span, Time};
-use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// How long a new control plane listens before it keeps deadlines. Agents try
 /// to connect again at least every two seconds.
 const LISTEN: Span = Span::seconds(10);
-
-/// What the engine is told.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-#[serde(rename_all = "camelCase", tag = "input")]
-pub enum Input {
-    /// The cluster saw something.
-    Observe(Observation),
-    /// A person submits a job.
-    Submit(Box<Submission>),
-    /// A person ends a job.
-    Cancel {
-        /// Which.
-        job: JobId,
-        /// Who.
-        by: String,
-    },
-    /// A person sends a job back to the queue.
-    Suspend {
-        /// Which.
-        job: JobId,
-        /// Who.
-        by: String,
-    },
-    /// A person pauses all starts, or lets them go on.
-    Pause {
-        /// Who pauses; nobody to go on.
-        by: Option<String>,
-    },
-    /// A person says whether a node takes new work.
-    Cordon {
-        /// The node's name.
-        node: String,
-        /// Whether it is cordoned.
-        cordoned: bool,
-    },
-}
-
-/// A checked and resolved submission.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Submission {
-    /// The namespace.
-    pub namespace: String,
-    /// Who.
-    pub user: String,
-    /// The document.
-    pub spec: JobSpec,
-    /// What it was resolved to.
-    pub provenance: Provenance,
-    /// What decisions need of it.
-    pub request: Request,
-}
-
-/// What became of an input.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Answer {
-    /// Done, durably.
-    Done,
-    /// The job was accepted under this record, durably.
-    Submitted(Arc<JobRecord>),
-    /// It was not done, and nothing was changed.
-    Refused(Refusal),
-}
-
-/// Why an input was refused.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
-    /// No such live job.
-    #[error("the job has ended or does not exist")]
-    NoSuchJob,
-    /// No such node.
-    #[error("there is no node `{0}`")]
-    NoSuchNode(String),
-    /// No such queue.
-    #[error("there is no queue `{queue}`; there are: {known}")]
-    NoSuchQueue {
-        /// The name.
-        queue: String,
-        /// What there is.
-        known: String,
-    },
-    /// The queue takes no jobs.
-    #[error("queue `{0}` is draining and takes no new jobs; submit to another with `--queue`")]
-    QueueDraining(String),
-    /// The pool can never hold it.
-    #[error("the job can never start: it {0}; ask for less")]
-    NeverFits(String),
-}
 
 /// What a turn brought.
 #[derive(Debug, Default, PartialEq)]
@@ -140,6 +59,7 @@ pub struct Engine<S> {
     now: Time,
     last_job: u64,
     last_node: u32,
+    last_drain: u64,
     snapshot: Snapshot,
     records: BTreeMap<JobId, Arc<JobRecord>>,
     plan: Plan,
@@ -150,6 +70,10 @@ pub struct Engine<S> {
     listen_until: Time,
     /// For names that were taken, the suffix to try first.
     suffixes: BTreeMap<JobKey, u32>,
+    /// For live jobs that others wait for, who does.
+    dependants: BTreeMap<JobId, BTreeSet<JobId>>,
+    /// Where each plan came out otherwise with an empty memo, if somebody looks.
+    pub(crate) audit: Option<Vec<String>>,
     /// A bug that the simulator must find.
     #[cfg(test)]
     pub(crate) planted: Planted,
@@ -161,11 +85,17 @@ struct Work {
     jobs: BTreeMap<JobId, Job>,
     nodes: BTreeSet<NodeId>,
     queues: BTreeSet<String>,
+    pools: BTreeSet<String>,
+    policy: bool,
+    usage: BTreeSet<(String, String)>,
+    history: bool,
+    drains: bool,
     environments: BTreeSet<EnvironmentHash>,
     paused: bool,
     records: Vec<Arc<JobRecord>>,
     entries: Vec<Entry>,
     moments: Vec<Moment>,
+    acts: Vec<Act>,
     orders: Vec<Order>,
     journal: Vec<String>,
 }
@@ -184,6 +114,7 @@ impl<S: Store> Engine<S> {
             now: Time(0),
             last_job: 0,
             last_node: 0,
+            last_drain: 0,
             snapshot: Snapshot::default(),
             records: BTreeMap::new(),
             plan: Plan::default(),
@@ -191,6 +122,8 @@ impl<S: Store> Engine<S> {
             deadlines: BTreeSet::new(),
             listen_until: Time(0),
             suffixes: BTreeMap::new(),
+            dependants: BTreeMap::new(),
+            audit: None,
             #[cfg(test)]
             planted: Planted::default(),
         };
@@ -209,9 +142,17 @@ impl<S: Store> Engine<S> {
         self.now = loaded.clock.max(wall);
         self.last_job = loaded.last_job;
         self.last_node = loaded.last_node;
+        self.last_drain = loaded.last_drain;
         self.snapshot = loaded.snapshot;
         self.records = loaded.records;
         self.suffixes.clear();
+        self.memo.reset();
+        self.dependants.clear();
+        for job in self.snapshot.jobs.values() {
+            for dependency in job.after.iter().filter(|d| d.met.is_none()) {
+                self.dependants.entry(dependency.job).or_default().insert(job.id);
+            }
+        }
         // Caches may be gone since: ask again. What is there is found at once.
         for state in self.snapshot.environments.values_mut() {
             *state = EnvironmentState::Preparing;
@@ -276,27 +217,12 @@ impl<S: Store> Engine<S> {
             self.deadlines.remove(&(due, job));
             self.advance(job, &Event::Deadline, self.now, &mut work);
         }
-        self.plan = schedule::plan(&self.snapshot, &mut self.memo, self.now);
+        self.make_plan();
         for decision in std::mem::take(&mut self.plan.decisions) {
             work.journal.push(serde_json::to_string(&decision).unwrap_or_default());
-            match decision {
-                Decision::Start { job, placement } => {
-                    self.advance(job, &Event::Place { placement }, self.now, &mut work);
-                }
-                Decision::Claim { job, claim } => self.advance(job, &Event::Claim { claim }, self.now, &mut work),
-                Decision::Unclaim { job, reason } => self.advance(job, &Event::Unclaim { reason }, self.now, &mut work),
-                Decision::Evict { job, eviction } => {
-                    self.advance(job, &Event::Evict { eviction }, self.now, &mut work);
-                }
-                Decision::Spare { job } => self.advance(job, &Event::Spare, self.now, &mut work),
-                Decision::Suspend { job, turned_out } => {
-                    let by = explain::suspended_by(&turned_out);
-                    let event = Event::Suspend { by, hold: false, turned_out: Some(turned_out) };
-                    self.advance(job, &event, self.now, &mut work);
-                }
-                Decision::Window { .. } | Decision::Take { .. } => {}
-            }
+            self.carry_out(decision, &mut work);
         }
+        self.tidy_drains(&mut work);
         self.drop_unwanted_environments(&mut work);
         let changed: Vec<JobId> = work.jobs.keys().copied().collect();
         let orders = std::mem::take(&mut work.orders);
@@ -309,6 +235,20 @@ impl<S: Store> Engine<S> {
             self.generation = batch.generation;
         }
         Ok(Turn { answers, orders: self.stamp(orders), changed, written })
+    }
+
+    fn make_plan(&mut self) {
+        if let Some(wrong) = &mut self.audit {
+            let fresh = schedule::plan(&self.snapshot, &mut Memo::default(), self.now);
+            self.plan = schedule::plan(&self.snapshot, &mut self.memo, self.now);
+            if fresh != self.plan {
+                wrong.push(format!("with an empty memo the plan is {fresh:?}, with the engine's {:?}", self.plan));
+            }
+        } else {
+            self.plan = schedule::plan(&self.snapshot, &mut self.memo, self.now);
+        }
+        #[cfg(test)]
+        self.planted.decisions(&mut self.plan.decisions);
     }
 
     /// When a turn is due though nothing is heard.
@@ -378,12 +318,21 @@ impl<S: Store> Engine<S> {
         let out = lifecycle::advance(&mut self.snapshot, job, event, at, self.now);
         #[cfg(test)]
         let out = self.planted.after(out, &mut self.snapshot, job);
+        #[cfg(test)]
+        let touch = self.planted.touches();
+        #[cfg(not(test))]
+        let touch = true;
+        if touch {
+            self.memo.touch(job);
+        }
         if let Some(deadline) = self.snapshot.jobs.get(&job).and_then(lifecycle::deadline) {
             self.deadlines.insert((deadline, job));
         }
         work.nodes.extend(out.nodes);
         work.entries.extend(out.entries);
         work.moments.extend(out.moments);
+        work.usage.extend(out.usage);
+        work.history |= out.history;
         for action in out.actions {
             work.orders.extend(self.order(job, action));
         }
@@ -392,11 +341,29 @@ impl<S: Store> Engine<S> {
             if let (Phase::Queued, Some(hash)) = (&after.phase, &after.environment) {
                 self.want_environment(hash, work);
             }
-            if after.phase.is_terminal() {
+            let ended = ending(&after.phase);
+            if ended.is_some() {
                 self.records.remove(&job);
+                for dependency in &after.after {
+                    if let Some(others) = self.dependants.get_mut(&dependency.job) {
+                        others.remove(&job);
+                    }
+                }
             }
             work.jobs.insert(job, after);
+            if let Some(ending) = ended {
+                // In the same transaction, so that nobody can go on waiting for what has ended.
+                for other in self.dependants.remove(&job).unwrap_or_default() {
+                    self.advance(other, &Event::DependencyEnded { job, ending }, self.now, work);
+                }
+            }
         }
+    }
+
+    /// Notes what a person did.
+    fn act(&self, kind: ActKind, name: &str, what: String, whose: (&str, Option<&String>), work: &mut Work) {
+        let (by, reason) = (whose.0.to_owned(), whose.1.cloned());
+        work.acts.push(Act { at: self.now, by, what, kind, name: name.to_owned(), reason });
     }
 
     fn order(&self, job: JobId, action: Action) -> Option<Order> {
@@ -450,22 +417,30 @@ impl<S: Store> Engine<S> {
             records: work.records,
             jobs: work.jobs.into_values().collect(),
             nodes: work.nodes.iter().filter_map(|id| snapshot.nodes.get(id).cloned()).collect(),
-            queues: work.queues.iter().filter_map(|q| snapshot.queues.get(q).cloned()).collect(),
-            environments: work
-                .environments
-                .into_iter()
-                .map(|hash| {
-                    let state = snapshot.environments.get(&hash).cloned();
-                    (hash, state)
-                })
-                .collect(),
+            queues: changed(work.queues, &snapshot.queues),
+            pools: changed(work.pools, &snapshot.pools),
+            policy: work.policy.then(|| snapshot.policy.clone()),
+            usage: changed(work.usage, &snapshot.usage),
+            history: work.history.then(|| snapshot.history.clone()),
+            drains: work.drains.then(|| snapshot.drains.clone()),
+            environments: changed(work.environments, &snapshot.environments),
             paused: work.paused.then(|| snapshot.paused.clone()),
             entries: work.entries,
             open: work.nodes.iter().map(|id| (*id, snapshot.ledger.node(*id).to_vec())).collect(),
             moments: work.moments,
+            acts: work.acts,
             journal: work.journal,
         }
     }
+}
+
+/// What there is of what changed.
+fn changed<K: Ord, V: Clone>(keys: BTreeSet<K>, map: &BTreeMap<K, V>) -> Vec<(K, Option<V>)> {
+    let row = |key: K| {
+        let value = map.get(&key).cloned();
+        (key, value)
+    };
+    keys.into_iter().map(row).collect()
 }
 
 /// The queue that exists from the beginning.

@@ -5,11 +5,12 @@
 //! process would open. Deterministic: nothing here depends on addresses, time or
 //! the order of hashing.
 
-use crate::ports::{Batch, JobRecord, Loaded, Store, StoreError};
+use crate::ports::{Act, Batch, JobRecord, Known, Loaded, Store, StoreError, ending};
 use aviflow_core::ledger::{Entry, Open};
 use aviflow_core::lifecycle::Moment;
 use aviflow_core::model::{
-    EnvironmentHash, EnvironmentState, Job, JobId, JobKey, Node, NodeId, Phase, Queue, Snapshot, Term,
+    Decayed, Ending, EnvironmentHash, EnvironmentState, History, Job, JobId, JobKey, Node, NodeId, Phase, Policy, Pool,
+    Queue, RollingDrain, Snapshot, Term,
 };
 use aviflow_core::time::Time;
 use std::collections::{BTreeMap, BTreeSet};
@@ -37,10 +38,17 @@ struct State {
     clock: Time,
     last_job: u64,
     last_node: u32,
+    last_drain: u64,
     paused: Option<String>,
+    policy: Policy,
     rows: Arc<BTreeMap<JobId, Row>>,
     live: Arc<BTreeSet<JobId>>,
-    names: Arc<BTreeSet<JobKey>>,
+    names: Arc<BTreeMap<JobKey, JobId>>,
+    pools: Arc<BTreeMap<String, Pool>>,
+    usage: Arc<BTreeMap<(String, String), Decayed>>,
+    /// What is remembered of ended jobs.
+    past: Arc<History>,
+    drains: Arc<Vec<RollingDrain>>,
     nodes: Arc<BTreeMap<NodeId, Node>>,
     queues: Arc<BTreeMap<String, Queue>>,
     environments: Arc<BTreeMap<EnvironmentHash, EnvironmentState>>,
@@ -113,6 +121,12 @@ impl MemoryStore {
         self.history().iter().flat_map(|b| b.moments.iter().filter(|m| m.job == job).cloned()).collect()
     }
 
+    /// What people did, newest first.
+    #[must_use]
+    pub fn acts(&self) -> Vec<Act> {
+        self.history().iter().rev().flat_map(|b| b.acts.iter().rev().cloned()).collect()
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -132,8 +146,21 @@ impl Store for MemoryStore {
         Ok(())
     }
 
-    fn name_taken(&self, key: &JobKey) -> Result<bool, StoreError> {
-        Ok(self.state().names.contains(key))
+    fn named(&self, key: &JobKey) -> Result<Option<Known>, StoreError> {
+        let state = self.state();
+        let Some(id) = state.names.get(key) else { return Ok(None) };
+        // Of one that was not kept nobody knows how it ended.
+        let ended = state.rows.get(id).map_or(Some(Ending::Ended), |r| ending(&r.job.phase));
+        Ok(Some(Known { id: *id, key: key.clone(), ended }))
+    }
+
+    fn latest(&self, namespace: &str, work: &str, user: Option<&str>) -> Result<Option<Known>, StoreError> {
+        let state = self.state();
+        let fits = |r: &&Row| {
+            r.job.key.namespace == namespace && r.record.spec.name == work && user.is_none_or(|u| r.job.user == u)
+        };
+        let newest = state.rows.values().rev().find(fits);
+        Ok(newest.map(|r| Known { id: r.job.id, key: r.job.key.clone(), ended: ending(&r.job.phase) }))
     }
 }
 
@@ -156,7 +183,7 @@ impl State {
             match (new.remove(&job.id), self.rows.contains_key(&job.id)) {
                 (Some(_), true) => return failed(format!("job {} was stored before", job.id.0)),
                 (Some(_), false) => {
-                    if self.names.contains(&job.key) || !names.insert(&job.key) {
+                    if self.names.contains_key(&job.key) || !names.insert(&job.key) {
                         return failed(format!("the name {} is taken", job.key.name));
                     }
                 }
@@ -186,15 +213,19 @@ impl State {
                 nodes.insert(node.id, node.clone());
             }
         }
-        if !batch.queues.is_empty() {
-            Arc::make_mut(&mut self.queues).extend(batch.queues.iter().map(|q| (q.name.clone(), q.clone())));
+        put(&mut self.queues, &batch.queues);
+        put(&mut self.pools, &batch.pools);
+        put(&mut self.usage, &batch.usage);
+        put(&mut self.environments, &batch.environments);
+        if let Some(policy) = &batch.policy {
+            self.policy = policy.clone();
         }
-        for (hash, state) in &batch.environments {
-            let environments = Arc::make_mut(&mut self.environments);
-            match state {
-                Some(state) => environments.insert(hash.clone(), state.clone()),
-                None => environments.remove(hash),
-            };
+        if let Some(history) = &batch.history {
+            self.past = Arc::new(history.clone());
+        }
+        if let Some(drains) = &batch.drains {
+            self.last_drain = drains.iter().map(|d| d.id).fold(self.last_drain, u64::max);
+            self.drains = Arc::new(drains.clone());
         }
         if !batch.open.is_empty() {
             Arc::make_mut(&mut self.open).extend(batch.open.iter().cloned());
@@ -222,7 +253,7 @@ impl State {
             let Some(record) = old.map(|r| &r.record).or(records.get(&job.id).copied()) else { continue };
             let row = Row { job: Arc::new(job.clone()), record: Arc::clone(record), ended };
             if old.is_none() {
-                Arc::make_mut(&mut self.names).insert(job.key.clone());
+                Arc::make_mut(&mut self.names).insert(job.key.clone(), job.id);
             }
             let live = Arc::make_mut(&mut self.live);
             if ended.is_some() {
@@ -244,6 +275,11 @@ impl State {
             queues: self.queues.as_ref().clone(),
             environments: self.environments.as_ref().clone(),
             paused: self.paused.clone(),
+            pools: self.pools.as_ref().clone(),
+            policy: self.policy.clone(),
+            usage: self.usage.as_ref().clone(),
+            history: self.past.as_ref().clone(),
+            drains: self.drains.as_ref().clone(),
             ..Snapshot::default()
         };
         for (node, open) in self.open.iter() {
@@ -264,8 +300,20 @@ impl State {
             clock: self.clock,
             last_job: self.last_job,
             last_node: self.last_node,
+            last_drain: self.last_drain,
             snapshot,
             records,
         }
+    }
+}
+
+/// Puts what changed into a map, and takes out what is gone.
+fn put<K: Ord + Clone, V: Clone>(map: &mut Arc<BTreeMap<K, V>>, changes: &[(K, Option<V>)]) {
+    for (key, value) in changes {
+        let map = Arc::make_mut(map);
+        match value {
+            Some(value) => map.insert(key.clone(), value.clone()),
+            None => map.remove(key),
+        };
     }
 }

@@ -8,11 +8,13 @@ use aviflow_api::spec::{JobSpec, Provenance};
 use aviflow_core::ledger::{Entry, Open};
 use aviflow_core::lifecycle::Moment;
 use aviflow_core::model::{
-    Address, EnvironmentHash, EnvironmentState, Job, JobId, JobKey, Node, NodeId, Placement, Queue, Snapshot, Term,
+    Address, Decayed, Ending, EnvironmentHash, EnvironmentState, History, Job, JobId, JobKey, Node, NodeId, Phase,
+    Placement, Policy, Pool, Queue, RollingDrain, Snapshot, Term,
 };
 use aviflow_core::time::{Span, Time};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::Arc;
 
 /// The body: this machine's processes, Kubernetes, or a simulation.
@@ -185,11 +187,110 @@ pub trait Store {
     /// [`StoreError::Fenced`] if another writer took a later term; then nothing was written.
     fn commit(&mut self, batch: &Batch) -> Result<(), StoreError>;
 
+    /// The job of exactly this name, ended or not.
+    ///
+    /// # Errors
+    /// If the store cannot be read.
+    fn named(&self, key: &JobKey) -> Result<Option<Known>, StoreError>;
+
+    /// The newest job whose document has the name `work`, of `user` if one is given, ended or not.
+    ///
+    /// # Errors
+    /// If the store cannot be read.
+    fn latest(&self, namespace: &str, work: &str, user: Option<&str>) -> Result<Option<Known>, StoreError>;
+
     /// Whether a job of this name is kept, ended or not.
     ///
     /// # Errors
     /// If the store cannot be read.
-    fn name_taken(&self, key: &JobKey) -> Result<bool, StoreError>;
+    fn name_taken(&self, key: &JobKey) -> Result<bool, StoreError> {
+        Ok(self.named(key)?.is_some())
+    }
+}
+
+/// A job that the store knows by a name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Known {
+    /// Its number.
+    pub id: JobId,
+    /// Its name.
+    pub key: JobKey,
+    /// How it ended, if it has.
+    pub ended: Option<Ending>,
+}
+
+/// How a job ended, as those ask who wait for it; none while it lives.
+#[must_use]
+pub fn ending(phase: &Phase) -> Option<Ending> {
+    match phase {
+        Phase::Succeeded => Some(Ending::Succeeded),
+        Phase::Failed(_) | Phase::Cancelled { .. } => Some(Ending::Failed),
+        Phase::Queued | Phase::Starting(_) | Phase::Running(_) | Phase::Suspending(_) | Phase::Stopping(_) => None,
+    }
+}
+
+/// What a person changed, for whoever asks who did it and why.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Act {
+    /// When.
+    pub at: Time,
+    /// Who.
+    pub by: String,
+    /// What, in a sentence without a subject: `changed queue nlp: guarantee of H100 16 → 24`.
+    pub what: String,
+    /// What kind of thing it was done to.
+    pub kind: ActKind,
+    /// Its name: of a job `namespace/name`, of a drain its number; empty where there is only one.
+    pub name: String,
+    /// Why, as the person said.
+    pub reason: Option<String>,
+}
+
+/// What an act was done to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum ActKind {
+    /// A queue.
+    Queue,
+    /// A pool.
+    Pool,
+    /// The policy.
+    Policy,
+    /// All starts.
+    Starts,
+    /// A node.
+    Node,
+    /// A rolling drain.
+    Drain,
+    /// A job.
+    Job,
+}
+
+impl ActKind {
+    /// All kinds.
+    pub const ALL: [ActKind; 7] =
+        [ActKind::Queue, ActKind::Pool, ActKind::Policy, ActKind::Starts, ActKind::Node, ActKind::Drain, ActKind::Job];
+
+    /// The word for it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            ActKind::Queue => "queue",
+            ActKind::Pool => "pool",
+            ActKind::Policy => "policy",
+            ActKind::Starts => "starts",
+            ActKind::Node => "node",
+            ActKind::Drain => "drain",
+            ActKind::Job => "job",
+        }
+    }
+}
+
+impl fmt::Display for ActKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
 }
 
 /// What the store held.
@@ -205,6 +306,8 @@ pub struct Loaded {
     pub last_job: u64,
     /// The highest node number ever used.
     pub last_node: u32,
+    /// The highest number of a rolling drain ever used.
+    pub last_drain: u64,
     /// The state.
     pub snapshot: Snapshot,
     /// Records of the live jobs.
@@ -226,8 +329,18 @@ pub struct Batch {
     pub jobs: Vec<Job>,
     /// Nodes that changed.
     pub nodes: Vec<Node>,
-    /// Queues that changed.
-    pub queues: Vec<Queue>,
+    /// Queues that changed; `None` means that it was deleted.
+    pub queues: Vec<(String, Option<Queue>)>,
+    /// Pools that changed; `None` means that its document was deleted.
+    pub pools: Vec<(String, Option<Pool>)>,
+    /// The policy, where it changed.
+    pub policy: Option<Policy>,
+    /// Decayed use by queue and user, where it changed; `None` means that it is forgotten.
+    pub usage: Vec<((String, String), Option<Decayed>)>,
+    /// What is remembered of ended jobs, where that changed.
+    pub history: Option<History>,
+    /// The drains that go on, all of them, where any changed.
+    pub drains: Option<Vec<RollingDrain>>,
     /// Environments that changed; `None` means that nobody wants it any more.
     pub environments: Vec<(EnvironmentHash, Option<EnvironmentState>)>,
     /// Who paused all starts, where that changed.
@@ -238,6 +351,8 @@ pub struct Batch {
     pub open: Vec<(NodeId, Vec<Open>)>,
     /// What happened, for people.
     pub moments: Vec<Moment>,
+    /// What people did.
+    pub acts: Vec<Act>,
     /// What was observed and asked, for the journal.
     pub journal: Vec<String>,
 }
@@ -250,11 +365,17 @@ impl Batch {
             && self.jobs.is_empty()
             && self.nodes.is_empty()
             && self.queues.is_empty()
+            && self.pools.is_empty()
+            && self.policy.is_none()
+            && self.usage.is_empty()
+            && self.history.is_none()
+            && self.drains.is_none()
             && self.environments.is_empty()
             && self.paused.is_none()
             && self.entries.is_empty()
             && self.open.is_empty()
             && self.moments.is_empty()
+            && self.acts.is_empty()
     }
 }
 

@@ -195,11 +195,17 @@ impl<'a> Sim<'a> {
                 None => return Ok(()),
             },
             Item::Suspend { job } => match self.acknowledged.get(job) {
-                Some(id) => Input::Suspend { job: *id, by: "ops".to_owned() },
+                Some(id) => Input::Suspend { job: *id, by: ops(), reason: None },
                 None => return Ok(()),
             },
-            Item::Pause { on } => Input::Pause { by: on.then(|| "ops".to_owned()) },
-            Item::Cordon { node, on } => Input::Cordon { node: format!("n{node}"), cordoned: *on },
+            Item::Release { job } => match self.acknowledged.get(job) {
+                Some(id) => Input::Release { job: *id, by: ops(), reason: None },
+                None => return Ok(()),
+            },
+            Item::Pause { on } => Input::Pause { on: *on, by: ops(), reason: None },
+            Item::Cordon { node, on } => {
+                Input::Cordon { node: format!("n{node}"), cordoned: *on, by: ops(), reason: None }
+            }
             Item::CancelWhen { .. }
             | Item::KillRank { .. }
             | Item::KillAgent { .. }
@@ -228,7 +234,7 @@ impl<'a> Sim<'a> {
                     self.refused.insert(job.name.clone());
                 }
             }
-            Some(Answer::Done) => {}
+            Some(Answer::Done | Answer::DoneWith(_) | Answer::Rolling { .. }) => {}
         }
         Ok(())
     }
@@ -348,6 +354,10 @@ impl<'a> Sim<'a> {
     fn wrong(&self, what: Vec<String>) -> Violation {
         Violation { at: self.world.now, what }
     }
+}
+
+fn ops() -> String {
+    "ops".to_owned()
 }
 
 fn submission(job: &JobScript) -> Submission {

@@ -248,22 +248,35 @@ pub(crate) async fn act(
         let job = resolve(&app, &name, &by)?;
         let input = match action {
             JobAction::Cancel => EngineInput::Cancel { job, by },
-            JobAction::Suspend { .. } => {
+            JobAction::Suspend { reason } => {
                 suspendable(&seen(&app, job)?.job)?;
-                EngineInput::Suspend { job, by }
+                EngineInput::Suspend { job, by, reason }
             }
             JobAction::Resume { .. } | JobAction::Hold { .. } | JobAction::Release { .. } | JobAction::Update(_) => {
                 return Err(Failure::refused("notSupported", "this control plane cannot do that to a job yet"));
             }
         };
-        match app.parts.engine.ask(input)? {
+        let back = match &input {
+            // As long as nobody can resume it here, it must not wait for that.
+            EngineInput::Suspend { job, by, .. } => {
+                Some(EngineInput::Release { job: *job, by: by.clone(), reason: None })
+            }
+            _ => None,
+        };
+        let answer = app.parts.engine.ask(input)?;
+        if let Some(back) = back {
+            app.parts.engine.ask(back)?;
+        }
+        match answer {
             Answer::Refused(refusal) => {
                 let ended = seen(&app, job)?.job;
                 let help =
                     format!("`{}` is {}; `aviflow rerun` makes a new job of it", ended.key.name, ended.phase.name());
                 Err(Failure::from(refusal).help(help))
             }
-            Answer::Done | Answer::Submitted(_) => Ok(Json(seen(&app, job)?.summary(&app))),
+            Answer::Done | Answer::DoneWith(_) | Answer::Rolling { .. } | Answer::Submitted(_) => {
+                Ok(Json(seen(&app, job)?.summary(&app)))
+            }
         }
     })
     .await

@@ -85,19 +85,22 @@ fn one_node(app: &App, name: String) -> Result<NodeInfo, Failure> {
 
 pub(crate) async fn node_action(
     State(app): State<Arc<App>>,
+    User(by): User,
     Name(name): Name,
     Input(action): Input<NodeAction>,
 ) -> Result<Json<NodeInfo>, Failure> {
     blocking(move || {
         // Answers with the similar names where there is none.
         one_node(&app, name.clone())?;
-        let cordoned = match action {
-            NodeAction::Cordon { .. } => true,
-            NodeAction::Uncordon { .. } => false,
+        let (cordoned, reason) = match action {
+            NodeAction::Cordon { reason } => (true, reason),
+            NodeAction::Uncordon { reason } => (false, reason),
         };
-        match app.parts.engine.ask(EngineInput::Cordon { node: name.clone(), cordoned })? {
+        match app.parts.engine.ask(EngineInput::Cordon { node: name.clone(), cordoned, by, reason })? {
             Answer::Refused(refusal) => Err(refusal.into()),
-            Answer::Done | Answer::Submitted(_) => one_node(&app, name).map(Json),
+            Answer::Done | Answer::DoneWith(_) | Answer::Rolling { .. } | Answer::Submitted(_) => {
+                one_node(&app, name).map(Json)
+            }
         }
     })
     .await
@@ -235,17 +238,19 @@ pub(crate) async fn server(State(app): State<Arc<App>>) -> Result<Json<ServerInf
 
 pub(crate) async fn server_action(
     State(app): State<Arc<App>>,
-    User(user): User,
+    User(by): User,
     Input(action): Input<ServerAction>,
 ) -> Result<Json<ServerInfo>, Failure> {
     blocking(move || {
-        let by = match action {
-            ServerAction::Pause { .. } => Some(user),
-            ServerAction::Resume { .. } => None,
+        let (on, reason) = match action {
+            ServerAction::Pause { reason } => (true, reason),
+            ServerAction::Resume { reason } => (false, reason),
         };
-        match app.parts.engine.ask(EngineInput::Pause { by })? {
+        match app.parts.engine.ask(EngineInput::Pause { on, by, reason })? {
             Answer::Refused(refusal) => Err(refusal.into()),
-            Answer::Done | Answer::Submitted(_) => server_info(&app).map(Json),
+            Answer::Done | Answer::DoneWith(_) | Answer::Rolling { .. } | Answer::Submitted(_) => {
+                server_info(&app).map(Json)
+            }
         }
     })
     .await

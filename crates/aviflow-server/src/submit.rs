@@ -36,8 +36,8 @@ pub(crate) async fn submit(
     blocking(move || {
         let submission = checked(&app, submit, user)?;
         // Said before anything is uploaded; the engine decides it again.
-        let request = submission.request.clone();
-        app.view(move |view| possible(view.snapshot, &request))??;
+        let (request, user) = (submission.request.clone(), submission.user.clone());
+        app.view(move |view| possible(view.snapshot, &request, &user))??;
         let missing = missing(&app, &submission.provenance)?;
         if !missing.is_empty() {
             return Err(Failure::missing(missing));
@@ -46,7 +46,9 @@ pub(crate) async fn submit(
         match app.parts.engine.submit(submission)? {
             Answer::Submitted(record) => Ok((StatusCode::CREATED, Json(jobs::detail(&app, record.id)?))),
             Answer::Refused(refusal) => Err(refusal.into()),
-            Answer::Done => Err(Failure::internal("the engine took a submission and made no job of it")),
+            Answer::Done | Answer::DoneWith(_) | Answer::Rolling { .. } => {
+                Err(Failure::internal("the engine took a submission and made no job of it"))
+            }
         }
     })
     .await
@@ -196,7 +198,7 @@ fn answer(app: &App, submission: Submission) -> Result<PlanAnswer, Failure> {
     let (mut snapshot, now) = app.view(|view| (view.snapshot.clone(), view.now))?;
     let request = submission.request;
     // What can never start gets a verdict; that is what was asked.
-    if let Some(refusal) = refusal(&snapshot, &request)
+    if let Some(refusal) = refusal(&snapshot, &request, &submission.user)
         && !matches!(refusal, Refusal::NeverFits(_))
     {
         return Err(refusal.into());
@@ -245,8 +247,8 @@ fn answer(app: &App, submission: Submission) -> Result<PlanAnswer, Failure> {
 }
 
 /// Whether the engine would take it.
-fn possible(snapshot: &Snapshot, request: &Request) -> Result<(), Failure> {
-    refusal(snapshot, request).map_or(Ok(()), |refusal| Err(refusal.into()))
+fn possible(snapshot: &Snapshot, request: &Request, user: &str) -> Result<(), Failure> {
+    refusal(snapshot, request, user).map_or(Ok(()), |refusal| Err(refusal.into()))
 }
 
 /// The name that the engine would give.

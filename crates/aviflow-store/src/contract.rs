@@ -2,12 +2,13 @@
 //!
 //! A store's own tests call [`check`] with a [`Harness`] around it.
 
+mod documents;
 mod world;
 
 use aviflow_core::lifecycle::Moment;
-use aviflow_core::model::{Job, JobId, Phase, Term};
+use aviflow_core::model::{Ending, Job, JobId, JobKey, Phase, Term};
 use aviflow_core::time::Time;
-use aviflow_engine::ports::{Batch, JobRecord, Loaded, Store, StoreError};
+use aviflow_engine::ports::{Act, Batch, JobRecord, Known, Loaded, Store, StoreError};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 pub use world::{Rng, World};
@@ -26,6 +27,8 @@ pub trait Harness {
     fn job(&self, id: JobId) -> Option<(Job, JobRecord, Option<Time>)>;
     /// The moments of a job.
     fn moments(&self, id: JobId) -> Vec<Moment>;
+    /// What people did, newest first.
+    fn acts(&self) -> Vec<Act>;
 }
 
 /// Runs the whole suite; panics at the first thing that is wrong.
@@ -34,6 +37,7 @@ pub fn check(make: impl Fn() -> Box<dyn Harness>) {
     an_earlier_term_is_fenced(make().as_mut());
     a_gap_in_the_commits_is_refused(make().as_mut());
     a_name_is_taken_once_and_for_all(make().as_mut());
+    a_name_means_the_latest(make().as_mut());
     documents_and_states_come_together(make().as_mut());
     a_commit_without_space_changes_nothing(make().as_mut());
     what_was_committed_is_read_again(&make);
@@ -102,6 +106,40 @@ fn a_name_is_taken_once_and_for_all(harness: &mut dyn Harness) {
     assert_eq!((kept, record.id, at), (ended, job.id, Some(batch.at)));
 }
 
+fn a_name_means_the_latest(harness: &mut dyn Harness) {
+    let mut world = World::new(take(harness));
+    let mut jobs = Vec::new();
+    for (name, user) in [("gpt", "ada"), ("gpt-2", "grace"), ("gpt-3", "ada")] {
+        let (mut job, mut batch) = world.submit(&mut Rng(1));
+        job.key.name = name.into();
+        job.user = user.into();
+        let mut record = (*batch.records[0]).clone();
+        (record.key, record.spec.name) = (job.key.clone(), "gpt".into());
+        (batch.records, batch.jobs) = (vec![record.into()], vec![job.clone()]);
+        harness.store().commit(&batch).expect("a submission is taken");
+        jobs.push(job);
+    }
+    let known = |job: &Job, ended| Ok(Some(Known { id: job.id, key: job.key.clone(), ended }));
+    let store = harness.store();
+    assert_eq!(store.latest("default", "gpt", None), known(&jobs[2], None));
+    assert_eq!(store.latest("default", "gpt", Some("grace")), known(&jobs[1], None));
+    assert_eq!(store.latest("default", "gpt-2", None), Ok(None), "no document has this name");
+    assert_eq!(store.latest("other", "gpt", None), Ok(None));
+    let key = |name: &str| JobKey { namespace: "default".into(), name: name.into() };
+    assert_eq!(store.named(&key("gpt-2")), known(&jobs[1], None));
+    assert_eq!(store.named(&key("gpt-9")), Ok(None));
+    // They end.
+    let by = || "ada".to_owned();
+    for (index, phase, ended) in
+        [(0, Phase::Succeeded, Ending::Succeeded), (2, Phase::Cancelled { by: by() }, Ending::Failed)]
+    {
+        let batch = world.change(Job { phase, ..jobs[index].clone() });
+        harness.store().commit(&batch).expect("a job may end");
+        assert_eq!(harness.store().named(&jobs[index].key), known(&jobs[index], Some(ended)));
+    }
+    assert_eq!(harness.store().latest("default", "gpt", None), known(&jobs[2], Some(Ending::Failed)));
+}
+
 fn documents_and_states_come_together(harness: &mut dyn Harness) {
     let mut world = World::new(take(harness));
     let (job, batch) = world.submit(&mut Rng(1));
@@ -154,6 +192,8 @@ fn what_was_committed_is_read_again(make: &impl Fn() -> Box<dyn Harness>) {
             let moments: Vec<Moment> = world.moments.iter().filter(|m| m.job == *id).cloned().collect();
             prop_assert_eq!(harness.moments(*id), moments);
         }
+        let acts: Vec<Act> = world.acts.iter().rev().cloned().collect();
+        prop_assert_eq!(harness.acts(), acts);
         Ok(())
     });
     if let Err(e) = outcome {
@@ -164,8 +204,8 @@ fn what_was_committed_is_read_again(make: &impl Fn() -> Box<dyn Harness>) {
 /// [`Loaded`] has no equality of its own; this names the part that differs.
 #[track_caller]
 pub fn assert_same(found: &Loaded, expected: &Loaded) {
-    let numbers = |l: &Loaded| (l.term, l.generation, l.clock, l.last_job, l.last_node);
-    assert_eq!(numbers(found), numbers(expected), "term, generation, clock, last job, last node");
+    let numbers = |l: &Loaded| (l.term, l.generation, l.clock, l.last_job, l.last_node, l.last_drain);
+    assert_eq!(numbers(found), numbers(expected), "term, generation, clock, last job, last node, last drain");
     assert_eq!(found.snapshot, expected.snapshot, "snapshot");
     assert_eq!(found.records, expected.records, "records");
 }
@@ -196,6 +236,9 @@ mod tests {
         }
         fn moments(&self, id: JobId) -> Vec<Moment> {
             self.0.moments(id)
+        }
+        fn acts(&self) -> Vec<Act> {
+            self.0.acts()
         }
     }
 

@@ -11,6 +11,7 @@
 //! - numbers of jobs and nodes are never handed out twice, not even after a
 //!   restore or once the job is deleted.
 
+mod acts;
 mod backup;
 mod convert;
 mod keep;
@@ -26,15 +27,17 @@ mod kill_tests;
 #[cfg(test)]
 mod tests;
 
+pub use acts::{ActFilter, ActRow};
 pub use backup::restore;
 pub use keep::Keeper;
 pub use read::{Filter, Kept, MomentRow, Reader, Which};
 pub use usage::{By, Usage, UsageRow};
 
-use aviflow_core::model::JobKey;
-use aviflow_engine::ports::{Batch, Loaded, Store, StoreError};
+use aviflow_core::model::{Ending, JobId, JobKey};
+use aviflow_engine::ports::{Batch, Known, Loaded, Store, StoreError};
+use convert::uint;
 use lock::FolderLock;
-use rusqlite::{Connection, TransactionBehavior};
+use rusqlite::{Connection, OptionalExtension, Row, TransactionBehavior};
 use schema::sql;
 use std::path::{Path, PathBuf};
 
@@ -124,10 +127,28 @@ impl Store for SqliteStore {
         tx.commit().map_err(sql)
     }
 
-    fn name_taken(&self, key: &JobKey) -> Result<bool, StoreError> {
+    fn named(&self, key: &JobKey) -> Result<Option<Known>, StoreError> {
         self.conn
-            .prepare_cached("SELECT EXISTS (SELECT 1 FROM jobs WHERE namespace = ?1 AND name = ?2)")
-            .and_then(|mut q| q.query_row((&key.namespace, &key.name), |r| r.get(0)))
+            .prepare_cached("SELECT id, namespace, name, phase FROM jobs WHERE namespace = ?1 AND name = ?2")
+            .and_then(|mut q| q.query_row((&key.namespace, &key.name), known).optional())
             .map_err(sql)
     }
+
+    fn latest(&self, namespace: &str, work: &str, user: Option<&str>) -> Result<Option<Known>, StoreError> {
+        let text = "SELECT id, namespace, name, phase FROM jobs
+                    WHERE namespace = ?1 AND work = ?2 AND (?3 IS NULL OR user = ?3) ORDER BY id DESC LIMIT 1";
+        self.conn
+            .prepare_cached(text)
+            .and_then(|mut q| q.query_row((namespace, work, user), known).optional())
+            .map_err(sql)
+    }
+}
+
+fn known(r: &Row<'_>) -> rusqlite::Result<Known> {
+    let ended = match r.get_ref(3)?.as_str()? {
+        "Succeeded" => Some(Ending::Succeeded),
+        "Failed" | "Cancelled" => Some(Ending::Failed),
+        _ => None,
+    };
+    Ok(Known { id: JobId(uint(r.get(0)?)), key: JobKey { namespace: r.get(1)?, name: r.get(2)? }, ended })
 }

@@ -1,41 +1,20 @@
-//! What each input does to the snapshot.
+//! What each input does to the snapshot: to whom it goes, and what the cluster saw.
 
-use super::{Answer, Engine, Input, Refusal, Submission, Work, default_queue};
-use crate::ports::{JobRecord, Observation, Store, StoreError};
-use aviflow_core::explain;
+use super::{Answer, Engine, Input, Work};
+use crate::ports::{ActKind, Observation, Store, StoreError};
 use aviflow_core::gpus::Slots;
-use aviflow_core::lifecycle::{Event, Moment, MomentKind, set_condition};
-use aviflow_core::model::{
-    EnvironmentHash, EnvironmentState, Job, JobId, JobKey, Node, NodeCondition, NodeId, Phase, QueueState, Request,
-    Snapshot,
-};
-use aviflow_core::schedule::never_fits;
-use std::sync::Arc;
+use aviflow_core::lifecycle::{Event, set_condition};
+use aviflow_core::model::{EnvironmentHash, EnvironmentState, Job, JobId, Node, NodeCondition, NodeId, Phase};
+use aviflow_core::time::Time;
 
-/// Why a request would not be taken, now and whatever ends.
-#[must_use]
-pub fn refusal(snapshot: &Snapshot, request: &Request) -> Option<Refusal> {
-    let first = default_queue();
-    let queue = match snapshot.queues.get(&request.queue) {
-        None if snapshot.queues.is_empty() && first.name == request.queue => &first,
-        None => {
-            let known = snapshot.queues.keys().cloned().collect::<Vec<_>>().join(", ");
-            return Some(Refusal::NoSuchQueue { queue: request.queue.clone(), known });
-        }
-        Some(queue) => queue,
-    };
-    if queue.state == QueueState::Draining {
-        return Some(Refusal::QueueDraining(queue.name.clone()));
-    }
-    let never = never_fits(snapshot, request)?;
-    explain::never(&never).map(Refusal::NeverFits)
-}
-
-fn condition(cordoned: bool, gone: bool) -> NodeCondition {
-    match (gone, cordoned) {
-        (true, _) => NodeCondition::Gone,
-        (false, true) => NodeCondition::Cordoned,
-        (false, false) => NodeCondition::Ready,
+/// The condition of a node, which follows from three facts and is derived nowhere else.
+fn condition(gone: bool, node: &Node, now: Time) -> NodeCondition {
+    if gone {
+        NodeCondition::Gone
+    } else if node.cordoned || node.drained(now) {
+        NodeCondition::Cordoned
+    } else {
+        NodeCondition::Ready
     }
 }
 
@@ -48,101 +27,31 @@ impl<S: Store> Engine<S> {
                 Answer::Done
             }
             Input::Submit(submission) => self.submit(submission, work)?,
-            Input::Cancel { job, by } => self.act(*job, &Event::Cancel { by: by.clone() }, work),
-            Input::Suspend { job, by } => {
-                self.act(*job, &Event::Suspend { by: by.clone(), hold: false, turned_out: None }, work)
-            }
-            Input::Pause { by } => {
-                work.paused |= self.snapshot.paused != *by;
-                self.snapshot.paused.clone_from(by);
-                Answer::Done
-            }
-            Input::Cordon { node, cordoned } => {
-                let Some(id) = self.node_named(node) else {
-                    return Ok(Answer::Refused(Refusal::NoSuchNode(node.clone())));
-                };
-                let cordoned = *cordoned;
-                self.change_node(
-                    id,
-                    |n| {
-                        n.cordoned = cordoned;
-                        n.condition = condition(n.cordoned, n.condition == NodeCondition::Gone);
-                    },
-                    work,
-                );
-                Answer::Done
-            }
+            Input::Cancel { job, by } => self.cancel(*job, by, work),
+            Input::Suspend { job, by, reason } => self.suspend(*job, (by, reason.as_ref()), work),
+            Input::Hold { job, by, reason } => self.hold(*job, (by, reason.as_ref()), work),
+            Input::Release { job, by, reason } => self.release(*job, (by, reason.as_ref()), work),
+            Input::Update { job, change, by, reason } => self.update(*job, change, (by, reason.as_ref()), work),
+            Input::ApplyQueue { queue, by, reason } => self.apply_queue(queue, (by, reason.as_ref()), work),
+            Input::DeleteQueue { name, jobs, by, reason } => self.delete_queue(name, jobs, (by, reason.as_ref()), work),
+            Input::ApplyPool { pool, by, reason } => self.apply_pool(pool, (by, reason.as_ref()), work),
+            Input::DeletePool { name, by, reason } => self.delete_pool(name, (by, reason.as_ref()), work),
+            Input::SetPolicy { policy, by, reason } => self.set_policy(policy, (by, reason.as_ref()), work),
+            Input::Pause { on, by, reason } => self.pause(*on, (by, reason.as_ref()), work),
+            Input::Cordon { node, cordoned, by, reason } => self.cordon(node, *cordoned, (by, reason.as_ref()), work),
+            Input::Drain(order) => self.drain(order, work),
+            Input::CancelDrain { drain, by, reason } => self.cancel_drain(drain, (by, reason.as_ref()), work),
         })
     }
 
-    fn act(&mut self, job: JobId, event: &Event, work: &mut Work) -> Answer {
-        if !self.snapshot.jobs.contains_key(&job) {
-            return Answer::Refused(Refusal::NoSuchJob);
+    fn pause(&mut self, on: bool, whose: (&str, Option<&String>), work: &mut Work) -> Answer {
+        if self.snapshot.paused.is_some() != on {
+            self.snapshot.paused = on.then(|| whose.0.to_owned());
+            work.paused = true;
+            let what = if on { "paused all starts" } else { "let starts go on" };
+            self.act(ActKind::Starts, "", what.to_owned(), whose, work);
         }
-        self.advance(job, event, self.now, work);
         Answer::Done
-    }
-
-    fn submit(&mut self, submission: &Submission, work: &mut Work) -> Result<Answer, StoreError> {
-        if let Some(refusal) = refusal(&self.snapshot, &submission.request) {
-            return Ok(Answer::Refused(refusal));
-        }
-        if self.snapshot.queues.is_empty() {
-            let queue = default_queue();
-            work.queues.insert(queue.name.clone());
-            self.snapshot.queues.insert(queue.name.clone(), queue);
-        }
-        let request = &submission.request;
-        let key = self.free_name(&submission.namespace, &submission.spec.name, work)?;
-        self.last_job += 1;
-        let id = JobId(self.last_job);
-        let record = Arc::new(JobRecord {
-            id,
-            key: key.clone(),
-            user: submission.user.clone(),
-            submitted: self.now,
-            spec: submission.spec.clone(),
-            provenance: submission.provenance.clone(),
-        });
-        let environment = submission.provenance.environment.as_ref().map(|e| EnvironmentHash(e.hash.clone()));
-        let user = submission.user.clone();
-        let job = Job::submitted(id, key, user, request.clone(), environment.clone(), self.now);
-        self.records.insert(id, record.clone());
-        self.snapshot.waiting.insert(id);
-        self.snapshot.jobs.insert(id, job.clone());
-        work.records.push(record.clone());
-        work.jobs.insert(id, job);
-        let kind = MomentKind::Submitted { by: submission.user.clone() };
-        work.moments.push(Moment { job: id, at: self.now, attempt: 0, kind });
-        if let Some(hash) = environment {
-            self.want_environment(&hash, work);
-        }
-        Ok(Answer::Submitted(record))
-    }
-
-    /// The name, or the name with the first free suffix from 2.
-    fn free_name(&mut self, namespace: &str, name: &str, work: &Work) -> Result<JobKey, StoreError> {
-        let base = JobKey { namespace: namespace.to_owned(), name: name.to_owned() };
-        let taken = |store: &S, key: &JobKey| -> Result<bool, StoreError> {
-            Ok(work.records.iter().any(|r| r.key == *key) || store.name_taken(key)?)
-        };
-        let mut suffix = self.suffixes.get(&base).copied().unwrap_or(1);
-        let mut key = base.clone();
-        loop {
-            if suffix > 1 {
-                key.name = format!("{name}-{suffix}");
-            }
-            if !taken(&self.store, &key)? {
-                break;
-            }
-            suffix += 1;
-        }
-        // The hints only save look-ups; they are not worth much memory.
-        if self.suffixes.len() > 10_000 {
-            self.suffixes.clear();
-        }
-        self.suffixes.insert(base, suffix + 1);
-        Ok(key)
     }
 
     fn observe(&mut self, observation: &Observation, work: &mut Work) {
@@ -150,7 +59,7 @@ impl<S: Store> Engine<S> {
             Observation::NodeSeen { name, pool, gpu_type, gpus } => self.node_seen(name, pool, gpu_type, *gpus, work),
             Observation::NodeGone { name } => {
                 if let Some(id) = self.node_named(name) {
-                    self.change_node(id, |n| n.condition = NodeCondition::Gone, work);
+                    self.change_node_to(id, true, |_| {}, work);
                 }
             }
             Observation::NodeHealth { name, broken } => {
@@ -188,23 +97,25 @@ impl<S: Store> Engine<S> {
         }
     }
 
-    fn node_named(&self, name: &str) -> Option<NodeId> {
+    pub(super) fn node_named(&self, name: &str) -> Option<NodeId> {
         self.snapshot.nodes.values().find(|n| n.name == name).map(|n| n.id)
     }
 
     fn node_seen(&mut self, name: &str, pool: &str, gpu_type: &str, gpus: u32, work: &mut Work) {
         let slots = Slots::first(gpus);
+        let path = self.snapshot.pools.get(pool).map(|p| p.path(name)).unwrap_or_default();
         if let Some(id) = self.node_named(name) {
             let Some(node) = self.snapshot.nodes.get(&id) else { return };
             if node.gpus.without(node.leaving) != slots {
                 self.resize_node(id, slots, work);
             }
-            self.change_node(
+            self.change_node_to(
                 id,
+                false,
                 |n| {
                     pool.clone_into(&mut n.pool);
                     gpu_type.clone_into(&mut n.gpu_type);
-                    n.condition = condition(n.cordoned, false);
+                    n.path = path;
                 },
                 work,
             );
@@ -214,7 +125,7 @@ impl<S: Store> Engine<S> {
             return;
         }
         self.last_node += 1;
-        let node = Node::new(NodeId(self.last_node), name, pool, gpu_type, slots);
+        let node = Node { path, ..Node::new(NodeId(self.last_node), name, pool, gpu_type, slots) };
         self.snapshot.ledger.open_node(&node, self.now);
         work.nodes.insert(node.id);
         self.snapshot.nodes.insert(node.id, node);
@@ -232,9 +143,20 @@ impl<S: Store> Engine<S> {
         work.nodes.insert(id);
     }
 
-    fn change_node(&mut self, id: NodeId, change: impl FnOnce(&mut Node), work: &mut Work) {
+    /// Changes a node, and its condition accordingly.
+    pub(super) fn change_node(&mut self, id: NodeId, change: impl FnOnce(&mut Node), work: &mut Work) {
+        let gone = self.snapshot.nodes.get(&id).is_some_and(|n| n.condition == NodeCondition::Gone);
+        self.change_node_to(id, gone, change, work);
+    }
+
+    fn change_node_to(&mut self, id: NodeId, gone: bool, change: impl FnOnce(&mut Node), work: &mut Work) {
         let before = self.snapshot.nodes.get(&id).cloned();
-        let entries = set_condition(&mut self.snapshot, id, change, self.now);
+        let now = self.now;
+        let both = |n: &mut Node| {
+            change(n);
+            n.condition = condition(gone, n, now);
+        };
+        let entries = set_condition(&mut self.snapshot, id, both, now);
         if self.snapshot.nodes.get(&id) != before.as_ref() || !entries.is_empty() {
             work.nodes.insert(id);
         }

@@ -4,6 +4,7 @@ use crate::ports::{Batch, Order, Stamped};
 use aviflow_core::gpus::Slots;
 use aviflow_core::lifecycle::{Action, Advance, Event, MomentKind, WorkerEvent};
 use aviflow_core::model::{JobId, Phase, Snapshot};
+use aviflow_core::schedule::Decision;
 use aviflow_core::time::Span;
 
 /// The bug that is switched on, if any.
@@ -131,6 +132,14 @@ impl Planted {
                 end.stopping &= !self.has(Bug::BlamesRanksThatItStopped);
             }
         }
+    }
+
+    /// Changes what the plan decided.
+    pub(crate) fn decisions(self, _decisions: &mut Vec<Decision>) {}
+
+    /// Whether the plan is told which jobs changed.
+    pub(crate) fn touches(self) -> bool {
+        true
     }
 
     /// Changes what a step did.

@@ -46,6 +46,11 @@ pub enum Item {
         /// Its name.
         job: String,
     },
+    /// A person lets it start again.
+    Release {
+        /// Its name.
+        job: String,
+    },
     /// A person pauses all starts, or lets them go on.
     Pause {
         /// Which.

@@ -2,7 +2,7 @@
 //! each write held.
 
 use super::script::{Fault, FaultAt, Write};
-use crate::ports::{Batch, JobRecord, Loaded, Store, StoreError};
+use crate::ports::{Batch, JobRecord, Known, Loaded, Store, StoreError, ending};
 use aviflow_core::ledger::Entry;
 use aviflow_core::model::{Intent, Job, JobId, JobKey, Phase, Term};
 use std::cell::RefCell;
@@ -79,6 +79,12 @@ impl SimStore {
             && durable.ledger == snapshot.ledger
             && durable.waiting == snapshot.waiting
             && durable.paused == snapshot.paused
+            && durable.queues == snapshot.queues
+            && durable.pools == snapshot.pools
+            && durable.policy == snapshot.policy
+            && durable.usage == snapshot.usage
+            && durable.history == snapshot.history
+            && durable.drains == snapshot.drains
     }
 }
 
@@ -112,12 +118,26 @@ impl Store for SimStore {
         Ok(())
     }
 
-    fn name_taken(&self, key: &JobKey) -> Result<bool, StoreError> {
-        Ok(self.0.borrow().records.values().any(|r| r.key == *key))
+    fn named(&self, key: &JobKey) -> Result<Option<Known>, StoreError> {
+        let durable = self.0.borrow();
+        Ok(durable.records.values().find(|r| r.key == *key).map(|r| durable.known(r)))
+    }
+
+    fn latest(&self, namespace: &str, work: &str, user: Option<&str>) -> Result<Option<Known>, StoreError> {
+        let durable = self.0.borrow();
+        let fits = |r: &&Arc<JobRecord>| {
+            r.key.namespace == namespace && r.spec.name == work && user.is_none_or(|u| r.user == u)
+        };
+        Ok(durable.records.values().rev().find(fits).map(|r| durable.known(r)))
     }
 }
 
 impl Durable {
+    fn known(&self, record: &JobRecord) -> Known {
+        let ended = self.ended.get(&record.id).and_then(|j| ending(&j.phase));
+        Known { id: record.id, key: record.key.clone(), ended }
+    }
+
     /// The fault of this write. One that is aimed at a transition strikes once.
     fn fault(&mut self, write: u32, transitions: &[String]) -> Option<Fault> {
         let index = self.faults.iter().position(|f| match &f.write {
@@ -171,14 +191,19 @@ impl Durable {
             self.loaded.last_node = self.loaded.last_node.max(node.id.0);
             snapshot.nodes.insert(node.id, node.clone());
         }
-        for queue in &batch.queues {
-            snapshot.queues.insert(queue.name.clone(), queue.clone());
+        put(&mut snapshot.queues, &batch.queues);
+        put(&mut snapshot.pools, &batch.pools);
+        put(&mut snapshot.usage, &batch.usage);
+        put(&mut snapshot.environments, &batch.environments);
+        if let Some(policy) = &batch.policy {
+            snapshot.policy = policy.clone();
         }
-        for (hash, state) in &batch.environments {
-            match state {
-                Some(state) => snapshot.environments.insert(hash.clone(), state.clone()),
-                None => snapshot.environments.remove(hash),
-            };
+        if let Some(history) = &batch.history {
+            snapshot.history = history.clone();
+        }
+        if let Some(drains) = &batch.drains {
+            self.loaded.last_drain = drains.iter().map(|d| d.id).fold(self.loaded.last_drain, u64::max);
+            snapshot.drains.clone_from(drains);
         }
         if let Some(paused) = &batch.paused {
             snapshot.paused.clone_from(paused);
@@ -187,6 +212,15 @@ impl Durable {
             snapshot.ledger.restore(*node, open.clone());
         }
         self.fresh.extend(batch.entries.iter().cloned());
+    }
+}
+
+fn put<K: Ord + Clone, V: Clone>(map: &mut BTreeMap<K, V>, changes: &[(K, Option<V>)]) {
+    for (key, value) in changes {
+        match value {
+            Some(value) => map.insert(key.clone(), value.clone()),
+            None => map.remove(key),
+        };
     }
 }
 

@@ -153,6 +153,7 @@ impl World {
         let mut finally = vec![Item::Pause { on: false }];
         finally.extend((1..=script.nodes).map(|node| Item::Cordon { node, on: false }));
         finally.extend((1..=script.nodes).map(|node| Item::Break { node, slots: Vec::new() }));
+        finally.extend(script.jobs().map(|j| Item::Release { job: j.name.clone() }));
         for item in finally {
             world.at(begin + Span(last), Happening::Script(world.items.len()));
             world.items.push(item);
@@ -279,7 +280,12 @@ impl World {
                 self.at(self.now, Happening::Say(Observation::NodeHealth { name, broken: slots }));
             }
             Some(
-                Item::Submit(_) | Item::Cancel { .. } | Item::Suspend { .. } | Item::Pause { .. } | Item::Cordon { .. },
+                Item::Submit(_)
+                | Item::Cancel { .. }
+                | Item::Suspend { .. }
+                | Item::Release { .. }
+                | Item::Pause { .. }
+                | Item::Cordon { .. },
             ) => out.items.push(index),
             Some(Item::Fault(_) | Item::CancelWhen { .. }) | None => {}
         }

@@ -11,7 +11,7 @@ use aviflow_core::lifecycle::{RankEnd, WorkerEvent};
 use aviflow_core::model::{Address, EnvironmentHash, JobId};
 use aviflow_core::time::Span;
 use aviflow_engine::driver::{Handle, Starter, View};
-use aviflow_engine::ports::{Batch, Cluster, Loaded, Observation, Order, Stamped, Store, StoreError};
+use aviflow_engine::ports::{Batch, Cluster, Known, Loaded, Observation, Order, Stamped, Store, StoreError};
 use aviflow_engine::telemetry::{StreamKey, Telemetry};
 use aviflow_store::{FileTelemetry, Objects, SqliteStore};
 use axum::Router;
@@ -61,8 +61,12 @@ impl Store for FullableStore {
         self.inner.commit(batch)
     }
 
-    fn name_taken(&self, key: &aviflow_core::model::JobKey) -> Result<bool, StoreError> {
-        self.inner.name_taken(key)
+    fn named(&self, key: &aviflow_core::model::JobKey) -> Result<Option<Known>, StoreError> {
+        self.inner.named(key)
+    }
+
+    fn latest(&self, namespace: &str, work: &str, user: Option<&str>) -> Result<Option<Known>, StoreError> {
+        self.inner.latest(namespace, work, user)
     }
 }
 

@@ -1,15 +1,16 @@
 //! Random batches that a store must take, and a model of what it then holds.
 
+use super::documents;
 use aviflow_core::gpus::{GpuSet, Slots};
 use aviflow_core::ledger::{Entry, GpuState, Open, Owner};
 use aviflow_core::lifecycle::{Moment, MomentKind};
 use aviflow_core::model::{
-    Address, Cause, Checkpoint, Claim, Counters, EnvironmentHash, EnvironmentState, EvictionCause, Exit, Failure, Gang,
-    Intent, Job, JobId, JobKey, Node, NodeCondition, NodeId, NodeRange, Phase, Placement, Queue, QueueState, Request,
-    Stopping, Suspending, Topology, Worker, WorkerState,
+    Address, Beneficiary, Cause, Checkpoint, Claim, Counters, Dependency, Ending, EnvironmentHash, EnvironmentState,
+    Eviction, EvictionCause, Exit, Failure, Gang, Intent, Job, JobId, JobKey, Node, NodeCondition, NodeId, NodeRange,
+    Phase, Placement, Request, Stopping, Suspending, Topology, TurnedOut, Worker, WorkerState,
 };
 use aviflow_core::time::{Span, Time};
-use aviflow_engine::ports::{Batch, JobRecord, Loaded};
+use aviflow_engine::ports::{Act, Batch, JobRecord, Loaded};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -33,19 +34,23 @@ impl Rng {
         self.number() % n
     }
 
-    fn small(&mut self, n: u32) -> u32 {
+    pub(super) fn index(&mut self, n: u64) -> usize {
+        usize::try_from(self.below(n)).unwrap_or(0)
+    }
+
+    pub(super) fn small(&mut self, n: u32) -> u32 {
         u32::try_from(self.below(u64::from(n))).unwrap_or(0)
     }
 
-    fn time(&mut self) -> Time {
+    pub(super) fn time(&mut self) -> Time {
         Time(i64::try_from(self.below(1 << 41)).unwrap_or(0))
     }
 
-    fn chance(&mut self) -> bool {
+    pub(super) fn chance(&mut self) -> bool {
         self.below(2) == 0
     }
 
-    fn text(&mut self) -> String {
+    pub(super) fn text(&mut self) -> String {
         let odd = ["", "a", "it's \"quoted\"", "line\nbreak", "ünïcödé ✓", "%_; DROP TABLE jobs", "\u{0}nul"];
         odd[usize::try_from(self.below(odd.len() as u64)).unwrap_or(0)].to_owned()
     }
@@ -63,13 +68,15 @@ pub struct World {
     pub all: BTreeMap<JobId, Whole>,
     /// Every moment.
     pub moments: Vec<Moment>,
+    /// Every act.
+    pub acts: Vec<Act>,
 }
 
 impl World {
     /// The world of a store that holds nothing.
     #[must_use]
     pub fn new(model: Loaded) -> World {
-        World { model, all: BTreeMap::new(), moments: Vec::new() }
+        World { model, all: BTreeMap::new(), moments: Vec::new(), acts: Vec::new() }
     }
 
     /// The next batch, with everything in it that may be in one.
@@ -96,8 +103,18 @@ impl World {
             }
         }
         if rng.chance() {
-            batch.queues.push(random_queue(rng));
+            batch.queues.push(documents::queue(rng));
         }
+        if rng.chance() {
+            batch.pools.push(documents::pool(rng));
+        }
+        batch.policy = (rng.below(4) == 0).then(|| documents::policy(rng));
+        if rng.chance() {
+            batch.usage.push(documents::usage(rng));
+        }
+        batch.history = (rng.below(4) == 0).then(|| documents::history(rng));
+        batch.drains = (rng.below(3) == 0).then(|| documents::drains(rng, self.model.last_drain));
+        batch.acts = (0..rng.below(3)).map(|_| documents::act(rng, batch.at)).collect();
         if rng.chance() {
             let state = match rng.below(3) {
                 0 => None,
@@ -173,14 +190,19 @@ impl World {
             model.last_node = model.last_node.max(node.id.0);
             model.snapshot.nodes.insert(node.id, node.clone());
         }
-        for queue in &batch.queues {
-            model.snapshot.queues.insert(queue.name.clone(), queue.clone());
+        replace(&mut model.snapshot.queues, &batch.queues);
+        replace(&mut model.snapshot.pools, &batch.pools);
+        replace(&mut model.snapshot.usage, &batch.usage);
+        replace(&mut model.snapshot.environments, &batch.environments);
+        if let Some(policy) = &batch.policy {
+            model.snapshot.policy = policy.clone();
         }
-        for (hash, state) in &batch.environments {
-            model.snapshot.environments.remove(hash);
-            if let Some(state) = state {
-                model.snapshot.environments.insert(hash.clone(), state.clone());
-            }
+        if let Some(history) = &batch.history {
+            model.snapshot.history = history.clone();
+        }
+        if let Some(drains) = &batch.drains {
+            model.last_drain = drains.iter().map(|d| d.id).fold(model.last_drain, u64::max);
+            model.snapshot.drains.clone_from(drains);
         }
         for (node, open) in &batch.open {
             model.snapshot.ledger.restore(*node, open.clone());
@@ -189,6 +211,14 @@ impl World {
             model.snapshot.paused.clone_from(paused);
         }
         self.moments.extend(batch.moments.iter().cloned());
+        self.acts.extend(batch.acts.iter().cloned());
+    }
+}
+
+fn replace<K: Ord + Clone, V: Clone>(map: &mut BTreeMap<K, V>, changes: &[(K, Option<V>)]) {
+    for (key, value) in changes {
+        map.remove(key);
+        map.extend(value.iter().map(|v| (key.clone(), v.clone())));
     }
 }
 
@@ -254,12 +284,29 @@ fn random_job(rng: &mut Rng, id: JobId) -> Job {
             cause: EvictionCause::Reclaim,
             since: rng.time(),
         }),
+        after: (0..rng.below(3)).map(|n| random_dependency(rng, n)).collect(),
+        eviction: rng.chance().then(|| Eviction {
+            cause: EvictionCause::Turn,
+            beneficiary: rng
+                .chance()
+                .then(|| Beneficiary { job: JobId(7), key: JobKey { namespace: "a".into(), name: rng.text() } }),
+            since: rng.time(),
+            deadline: rng.time(),
+        }),
+        turned_out: rng.chance().then(|| TurnedOut { cause: EvictionCause::Drain, beneficiary: None, at: rng.time() }),
+        estimate: rng.chance().then(|| documents::estimate(rng)),
+        startup: rng.chance().then(|| Span(rng.time().0)),
         preempted: rng.small(9),
         gpu_time: Span(rng.time().0),
         saves_on_request: rng.chance(),
         last_nodes: vec![NodeId(rng.small(9))],
         ..Job::submitted(id, key, user, request, environment, rng.time())
     }
+}
+
+fn random_dependency(rng: &mut Rng, n: u64) -> Dependency {
+    let on = [Ending::Succeeded, Ending::Failed, Ending::Ended][rng.index(3)];
+    Dependency { job: JobId(n), name: rng.text(), on, met: [None, Some(false), Some(true)][rng.index(3)] }
 }
 
 fn random_phase(rng: &mut Rng) -> Phase {
@@ -334,17 +381,11 @@ fn random_node(rng: &mut Rng, id: NodeId) -> Node {
         unhealthy: Slots(rng.number()),
         leaving: Slots::NONE,
         cordoned: rng.chance(),
+        claimed: Slots(rng.number()),
+        path: (0..rng.below(3)).map(|_| rng.text()).collect(),
+        drain: rng.chance().then(|| documents::drain(rng)),
         condition: conditions[usize::try_from(rng.below(3)).unwrap_or(0)],
         ..Node::new(id, &format!("n{}", id.0), &pool, "H100", gpus)
-    }
-}
-
-fn random_queue(rng: &mut Rng) -> Queue {
-    let states = [QueueState::Open, QueueState::Held, QueueState::Draining];
-    Queue {
-        parent: rng.chance().then(|| rng.text()),
-        state: states[usize::try_from(rng.below(3)).unwrap_or(0)],
-        ..Queue::open(&format!("q{}", rng.below(3)))
     }
 }
 

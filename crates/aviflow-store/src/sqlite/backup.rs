@@ -110,25 +110,30 @@ fn verify(from: &Path) -> Result<(), StoreError> {
 /// Terms and numbers go on from the store that is replaced.
 fn raise_numbers(restored: &Path, replaced: &Path) -> Result<(), StoreError> {
     let numbers = if replaced.exists() { read_numbers(replaced) } else { Err(failed("there is none")) };
-    let conn = Connection::open(restored).map_err(sql)?;
+    let mut conn = Connection::open(restored).map_err(sql)?;
+    schema::update(&mut conn)?;
     conn.pragma_update(None, "journal_mode", "DELETE").map_err(sql)?;
-    let text = "UPDATE meta SET term = max(term, ?1), last_job = max(last_job, ?2), last_node = max(last_node, ?3)";
+    let text = "UPDATE meta SET term = max(term, ?1), last_job = max(last_job, ?2), last_node = max(last_node, ?3),
+                last_drain = max(last_drain, ?4)";
     match numbers {
         Ok(n) => conn.execute(text, n.map(int)).map(|_| ()).map_err(sql),
         Err(_) => {
-            let text = "UPDATE meta SET term = term + ?1, last_job = last_job + ?1, last_node = last_node + ?1";
+            let text = "UPDATE meta SET term = term + ?1, last_job = last_job + ?1, last_node = last_node + ?1,
+                        last_drain = last_drain + ?1";
             conn.execute(text, [GAP]).map(|_| ()).map_err(sql)
         }
     }
 }
 
-/// Term, last job and last node. Reading them also moves what the WAL has into
+/// Term, last job, last node and last drain. Reading them also moves what the WAL has into
 /// the file, which makes the file that is kept whole by itself.
-fn read_numbers(path: &Path) -> Result<[u64; 3], StoreError> {
+fn read_numbers(path: &Path) -> Result<[u64; 4], StoreError> {
     let conn = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE).map_err(sql)?;
     conn.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())).map_err(sql)?;
-    conn.query_row("SELECT term, last_job, last_node FROM meta", [], |r| {
-        Ok([uint(r.get(0)?), uint(r.get(1)?), uint(r.get(2)?)])
+    // One of the first version knows no drains.
+    let drain = if schema::check(&conn, schema::version())? > 1 { "last_drain" } else { "0" };
+    conn.query_row(&format!("SELECT term, last_job, last_node, {drain} FROM meta"), [], |r| {
+        Ok([uint(r.get(0)?), uint(r.get(1)?), uint(r.get(2)?), uint(r.get(3)?)])
     })
     .map_err(sql)
 }

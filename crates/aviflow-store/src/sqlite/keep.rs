@@ -55,6 +55,20 @@ impl Keeper {
         tx.commit().map_err(sql)
     }
 
+    /// Deletes what people did before `before`; returns how many acts.
+    ///
+    /// # Errors
+    /// If the store cannot be written.
+    pub fn trim_acts(&mut self, before: Time) -> Result<u64, StoreError> {
+        let tx = self.conn.transaction_with_behavior(TransactionBehavior::Immediate).map_err(sql)?;
+        // Times grow with row numbers, as in the journal.
+        let text = "DELETE FROM acts WHERE id < coalesce(
+                        (SELECT id FROM acts WHERE at >= ?1 ORDER BY id LIMIT 1), 9223372036854775807)";
+        let rows = execute(&tx, text, [before.0])? as u64;
+        tx.commit().map_err(sql)?;
+        Ok(rows)
+    }
+
     /// Deletes journal rows of before `before`; returns how many.
     ///
     /// # Errors

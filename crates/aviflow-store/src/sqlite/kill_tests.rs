@@ -77,5 +77,6 @@ fn nothing_acknowledged_is_lost_by_a_kill() {
         }
         let moments: usize = world.all.keys().map(|id| reader.moments(*id, 0, u32::MAX).unwrap().len()).sum();
         assert_eq!(moments, world.moments.len());
+        assert_eq!(tests::all_acts(&reader), world.acts.iter().rev().cloned().collect::<Vec<_>>());
     }
 }

@@ -3,11 +3,18 @@
 use super::convert::{from_json, uint};
 use super::schema::sql;
 use aviflow_core::ledger::Open;
-use aviflow_core::model::{EnvironmentHash, EnvironmentState, Job, JobId, Node, NodeId, Phase, Queue, Snapshot, Term};
+use aviflow_core::model::{
+    EnvironmentHash, EnvironmentState, Job, JobId, Node, NodeId, Phase, Pool, Queue, Snapshot, Term,
+};
 use aviflow_core::time::Time;
 use aviflow_engine::ports::{JobRecord, Loaded, StoreError};
 use rusqlite::{Connection, Row};
 use std::sync::Arc;
+
+/// Names of the settings.
+pub(super) const POLICY: &str = "policy";
+pub(super) const HISTORY: &str = "history";
+pub(super) const DRAINS: &str = "drains";
 
 pub(super) fn load(conn: &Connection) -> Result<Loaded, StoreError> {
     let mut loaded = meta(conn)?;
@@ -20,6 +27,26 @@ pub(super) fn load(conn: &Connection) -> Result<Loaded, StoreError> {
     each(conn, "SELECT queue FROM queues", |r| {
         let queue: Queue = from_json(r.get_ref(0)?.as_str()?)?;
         snapshot.queues.insert(queue.name.clone(), queue);
+        Ok(())
+    })?;
+    each(conn, "SELECT pool FROM pools", |r| {
+        let pool: Pool = from_json(r.get_ref(0)?.as_str()?)?;
+        snapshot.pools.insert(pool.name.clone(), pool);
+        Ok(())
+    })?;
+    each(conn, "SELECT queue, user, value FROM decayed", |r| {
+        snapshot.usage.insert((r.get(0)?, r.get(1)?), from_json(r.get_ref(2)?.as_str()?)?);
+        Ok(())
+    })?;
+    each(conn, "SELECT name, value FROM settings", |r| {
+        let value = r.get_ref(1)?.as_str()?;
+        match r.get_ref(0)?.as_str()? {
+            POLICY => snapshot.policy = from_json(value)?,
+            HISTORY => snapshot.history = from_json(value)?,
+            DRAINS => snapshot.drains = from_json(value)?,
+            // Of a later version, which this one would have refused.
+            _ => {}
+        }
         Ok(())
     })?;
     each(conn, "SELECT hash, state FROM environments", |r| {
@@ -48,13 +75,14 @@ pub(super) fn load(conn: &Connection) -> Result<Loaded, StoreError> {
 }
 
 fn meta(conn: &Connection) -> Result<Loaded, StoreError> {
-    conn.query_row("SELECT term, generation, clock, last_job, last_node, paused FROM meta", [], |r| {
+    conn.query_row("SELECT term, generation, clock, last_job, last_node, paused, last_drain FROM meta", [], |r| {
         Ok(Loaded {
             term: Term(uint(r.get(0)?)),
             generation: uint(r.get(1)?),
             clock: Time(r.get(2)?),
             last_job: uint(r.get(3)?),
             last_node: r.get(4)?,
+            last_drain: uint(r.get(6)?),
             snapshot: Snapshot { paused: r.get(5)?, ..Snapshot::default() },
             ..Loaded::default()
         })

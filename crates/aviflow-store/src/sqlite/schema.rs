@@ -10,7 +10,8 @@ use std::path::Path;
 use std::time::Duration;
 
 /// One after the other, never changed once released.
-const MIGRATIONS: &[&str] = &[include_str!("../../migrations/0001_initial.sql")];
+const MIGRATIONS: &[&str] =
+    &[include_str!("../../migrations/0001_initial.sql"), include_str!("../../migrations/0002_queues_pools_acts.sql")];
 
 /// Marks the file as a store (`Avfl`), so that somebody else's SQLite file is never taken for one.
 const APPLICATION_ID: i32 = 0x4176_666c;
@@ -105,6 +106,20 @@ pub(super) fn check(conn: &Connection, known: usize) -> Result<usize, StoreError
 /// The version that this program writes.
 pub(super) fn version() -> usize {
     MIGRATIONS.len()
+}
+
+/// Brings a store that nobody else has to this version.
+pub(super) fn update(conn: &mut Connection) -> Result<(), StoreError> {
+    let found = check(conn, MIGRATIONS.len())?;
+    migrate(conn, found, MIGRATIONS)
+}
+
+/// A store of an earlier version, for the test that it is brought up to date.
+#[cfg(test)]
+pub(super) fn of_version(path: &Path, version: usize) -> Connection {
+    let mut conn = Connection::open(path).unwrap();
+    migrate(&mut conn, 0, &MIGRATIONS[..version]).unwrap();
+    conn
 }
 
 /// Brings the file from version `found` to the last one, one transaction for each step.

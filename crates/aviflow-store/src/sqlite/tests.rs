@@ -3,9 +3,9 @@ use crate::contract::{Harness, Rng, World, assert_same, check};
 use aviflow_core::gpus::{GpuSet, Slots};
 use aviflow_core::ledger::{Entry, GpuState, Ledger, Owner, Posting};
 use aviflow_core::lifecycle::Moment;
-use aviflow_core::model::{Job, JobId, Node, NodeId, Phase, Term};
+use aviflow_core::model::{Job, JobId, Node, NodeId, Phase, Queue, Term};
 use aviflow_core::time::Time;
-use aviflow_engine::ports::JobRecord;
+use aviflow_engine::ports::{Act, ActKind, JobRecord};
 use proptest::prelude::*;
 use std::os::unix::fs::PermissionsExt;
 use tempfile::TempDir;
@@ -49,6 +49,15 @@ impl Harness for Sqlite {
         let rows = self.store.as_ref().unwrap().reader().unwrap().moments(id, 0, u32::MAX).unwrap();
         rows.into_iter().map(|r| r.moment).collect()
     }
+    fn acts(&self) -> Vec<Act> {
+        all_acts(&self.store.as_ref().unwrap().reader().unwrap())
+    }
+}
+
+/// Newest first.
+pub(super) fn all_acts(reader: &Reader) -> Vec<Act> {
+    let filter = ActFilter { limit: u32::MAX, ..ActFilter::default() };
+    reader.acts(&filter).unwrap().into_iter().map(|r| r.act).collect()
 }
 
 #[test]
@@ -90,7 +99,7 @@ fn an_older_program_refuses_a_newer_store() {
     let (folder, store, _) = filled(1);
     store.conn.pragma_update(None, "user_version", 99).unwrap();
     drop(store);
-    let newer = StoreError::Newer { found: 99, known: 1 };
+    let newer = StoreError::Newer { found: 99, known: 2 };
     assert_eq!(SqliteStore::open(folder.path()).unwrap_err(), newer);
     assert_eq!(Reader::open(folder.path()).unwrap_err(), newer);
 }
@@ -236,6 +245,106 @@ fn retention_takes_jobs_with_their_moments_and_leaves_the_account() {
 }
 
 #[test]
+fn acts_are_found_by_what_they_were_done_to_and_paged_newest_first() {
+    let (_folder, store, world) = filled(60);
+    let reader = store.reader().unwrap();
+    let list = |f: ActFilter| reader.acts(&f).unwrap();
+    let acts = |f: ActFilter| list(f).into_iter().map(|r| r.act).collect::<Vec<_>>();
+    let expected =
+        |keep: &dyn Fn(&Act) -> bool| world.acts.iter().rev().filter(|a| keep(a)).cloned().collect::<Vec<_>>();
+    let every = ActFilter { limit: 10_000, ..ActFilter::default() };
+    assert_eq!(acts(every.clone()), expected(&|_| true));
+    for kind in ActKind::ALL {
+        assert_eq!(acts(ActFilter { kind: Some(kind), ..every.clone() }), expected(&|a| a.kind == kind));
+        let filter = ActFilter { kind: Some(kind), name: Some("a".into()), ..every.clone() };
+        assert_eq!(acts(filter), expected(&|a| a.kind == kind && a.name == "a"));
+    }
+    assert_eq!(acts(ActFilter { by: Some("a".into()), ..every.clone() }), expected(&|a| a.by == "a"));
+    let (mut paged, mut page) = (Vec::new(), ActFilter { limit: 7, ..ActFilter::default() });
+    loop {
+        let rows = list(page.clone());
+        let Some(last) = rows.last() else { break };
+        page.before = Some(last.row);
+        paged.extend(rows.into_iter().map(|r| r.act));
+    }
+    assert_eq!(paged, expected(&|_| true));
+    // Retention.
+    let before = Time(world.model.clock.0 / 2);
+    let gone = store.keeper().unwrap().trim_acts(before).unwrap();
+    assert!(gone > 0);
+    assert_eq!(acts(every), expected(&|a| a.at >= before));
+}
+
+#[test]
+fn a_store_of_the_first_version_is_brought_up_to_date() {
+    let folder = TempDir::new().unwrap();
+    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o700)).unwrap();
+    let conn = schema::of_version(&folder.path().join(FILE), 1);
+    // As the first version wrote them: a node, a queue, a job that waits and its document.
+    let node = r#"{"id":1,"name":"n1","pool":"local","gpu_type":"virtual","gpus":255,"held":0,"unhealthy":0,"condition":"ready"}"#;
+    let queue = r#"{"name":"default","parent":null,"state":"open"}"#;
+    let job = r#"{"id":1,"key":{"namespace":"default","name":"old"},"user":"ada","request":{"queue":"default","priority":0,
+        "nodes":{"min":1,"max":1},"gpus_per_node":2,"gpu_types":[],"ranks_per_node":1,"time_limit":null,"preemptible":true,
+        "failures_allowed":0,"grace":30000},"environment":null,"submitted":5,"phase":"queued","attempts":0,
+        "counters":{"failures":0,"nodeFailures":0,"suspensions":0,"unready":0},"ran":0,"best_step":null,
+        "checkpoint":null,"not_before":null}"#;
+    let mut world = World::new(Loaded { term: Term(1), ..Loaded::default() });
+    let (_, batch) = world.submit(&mut Rng(1));
+    let record = serde_json::to_string(&*batch.records[0]).unwrap();
+    conn.execute("INSERT INTO nodes VALUES (1, 'n1', ?1)", [node]).unwrap();
+    conn.execute("INSERT INTO queues VALUES ('default', ?1)", [queue]).unwrap();
+    let text = "INSERT INTO jobs VALUES (1, 'default', 'old', 'old', 'ada', 'default', 'Queued', 5, NULL, ?1, ?2)";
+    conn.execute(text, [job, &record]).unwrap();
+    conn.execute("UPDATE meta SET term = 4, generation = 9, last_job = 1, last_node = 1", []).unwrap();
+    let old = folder.path().join("old.db");
+    conn.execute("VACUUM INTO ?1", [old.to_str().unwrap()]).unwrap();
+    drop(conn);
+    let e = Reader::open(folder.path()).unwrap_err().to_string();
+    assert!(e.contains("start the control plane once"), "{e}");
+    let check = |folder: &Path| {
+        let loaded = SqliteStore::open(folder).unwrap().acquire().unwrap();
+        assert_eq!((loaded.generation, loaded.last_job, loaded.last_drain % 1_000_000), (9, loaded.last_job, 0));
+        assert_eq!(loaded.snapshot.nodes[&NodeId(1)], Node::new(NodeId(1), "n1", "local", "virtual", Slots::first(8)));
+        assert_eq!(loaded.snapshot.queues["default"], Queue::open("default"));
+        assert!(loaded.snapshot.waiting.contains(&JobId(1)) && loaded.snapshot.jobs[&JobId(1)].after.is_empty());
+    };
+    // A backup of the first version comes back into a store of this one, into one of the first, and into none.
+    let none = TempDir::new().unwrap();
+    restore(&old, none.path()).unwrap();
+    check(none.path());
+    restore(&old, folder.path()).unwrap();
+    check(folder.path());
+    restore(&old, folder.path()).unwrap();
+    check(folder.path());
+}
+
+#[test]
+fn a_job_that_moves_is_charged_to_each_queue_for_its_time_there() {
+    let folder = TempDir::new().unwrap();
+    let mut store = SqliteStore::open(folder.path()).unwrap();
+    let mut world = World::new(store.acquire().unwrap());
+    let (mut job, batch) = world.submit(&mut Rng(1));
+    store.commit(&batch).unwrap();
+    let gpus = GpuSet::of(NodeId(1), Slots::first(8));
+    let owner = Some(Owner { job: job.id, attempt: 1 });
+    let entry =
+        |from, to| Entry { gpus: gpus.clone(), state: GpuState::Productive, owner, from: Time(from), to: Time(to) };
+    let mut commit = |jobs: Vec<Job>, entries| {
+        let generation = world.model.generation + 1;
+        world.model.generation = generation;
+        store.commit(&Batch { term: Term(1), generation, at: Time(1), jobs, entries, ..Batch::default() }).unwrap();
+    };
+    job.request.queue = "a".into();
+    commit(vec![job.clone()], vec![]);
+    job.request.queue = "b".into();
+    commit(vec![job.clone()], vec![entry(0, 1000)]);
+    commit(vec![job], vec![entry(1000, 1500)]);
+    let usage = store.reader().unwrap().usage(Time(0), Time(2000), Time(2000), By::Queue).unwrap();
+    let rows: Vec<_> = usage.rows.iter().map(|r| (r.key.as_deref(), r.total())).collect();
+    assert_eq!(rows, [(Some("a"), 8000), (Some("b"), 4000)]);
+}
+
+#[test]
 fn the_journal_is_bounded() {
     let folder = TempDir::new().unwrap();
     let mut store = SqliteStore::open(folder.path()).unwrap().with_journal_rows(10);
@@ -269,6 +378,7 @@ fn a_backup_is_a_store_and_comes_back() {
     let loaded = SqliteStore::open(folder.path()).unwrap().acquire().unwrap();
     let mut expected = saved.model.clone();
     (expected.term, expected.last_job, expected.last_node) = (Term(3), world.model.last_job, world.model.last_node);
+    expected.last_drain = world.model.last_drain;
     assert_same(&loaded, &expected);
     // And what was replaced is whole beside it.
     let other = TempDir::new().unwrap();

@@ -1,13 +1,15 @@
 //! Writing a batch.
 
+use super::acts;
 use super::convert::{int, to_json, uint};
+use super::load::{DRAINS, HISTORY, POLICY};
 use super::schema::{failed, sql};
 use aviflow_core::ledger::{Entry, Open};
 use aviflow_core::model::{Job, JobId, Node, NodeId, Term};
 use aviflow_core::time::Time;
 use aviflow_engine::ports::{Batch, JobRecord, StoreError};
 use rusqlite::{Connection, OptionalExtension};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 pub(super) fn check_term(conn: &Connection, ours: Term) -> Result<(), StoreError> {
     let held: i64 = query_one(conn, "SELECT term FROM meta")?;
@@ -31,6 +33,7 @@ pub(super) fn batch(conn: &Connection, batch: &Batch, journal_rows: u64) -> Resu
             batch.generation
         )));
     }
+    let before = queues_before(conn, batch)?;
     jobs(conn, batch)?;
     for node in &batch.nodes {
         let text = "INSERT INTO nodes (id, name, node) VALUES (?1, ?2, ?3)
@@ -38,10 +41,7 @@ pub(super) fn batch(conn: &Connection, batch: &Batch, journal_rows: u64) -> Resu
         execute(conn, text, (node.id.0, &node.name, to_json(node)?))?;
         capacity(conn, node, batch.at)?;
     }
-    for queue in &batch.queues {
-        let text = "INSERT INTO queues (name, queue) VALUES (?1, ?2) ON CONFLICT (name) DO UPDATE SET queue = ?2";
-        execute(conn, text, (&queue.name, to_json(queue)?))?;
-    }
+    documents(conn, batch)?;
     for (hash, state) in &batch.environments {
         match state {
             Some(state) => {
@@ -54,7 +54,7 @@ pub(super) fn batch(conn: &Connection, batch: &Batch, journal_rows: u64) -> Resu
             }
         }
     }
-    entries(conn, &batch.entries)?;
+    entries(conn, &batch.entries, &before)?;
     for (node, open) in &batch.open {
         account(conn, *node, open, &batch.entries, batch.at)?;
     }
@@ -62,8 +62,53 @@ pub(super) fn batch(conn: &Connection, batch: &Batch, journal_rows: u64) -> Resu
         let text = "INSERT INTO moments (job, at, attempt, kind) VALUES (?1, ?2, ?3, ?4)";
         execute(conn, text, (int(moment.job.0), moment.at.0, moment.attempt, to_json(&moment.kind)?))?;
     }
+    acts::write(conn, &batch.acts)?;
     journal(conn, batch, journal_rows)?;
     meta(conn, batch)
+}
+
+/// Queues, pools, settings and decayed use.
+fn documents(conn: &Connection, batch: &Batch) -> Result<(), StoreError> {
+    for (name, queue) in &batch.queues {
+        match queue {
+            Some(queue) => {
+                let text =
+                    "INSERT INTO queues (name, queue) VALUES (?1, ?2) ON CONFLICT (name) DO UPDATE SET queue = ?2";
+                execute(conn, text, (name, to_json(queue)?))?
+            }
+            None => execute(conn, "DELETE FROM queues WHERE name = ?1", [name])?,
+        };
+    }
+    for (name, pool) in &batch.pools {
+        match pool {
+            Some(pool) => {
+                let text = "INSERT INTO pools (name, pool) VALUES (?1, ?2) ON CONFLICT (name) DO UPDATE SET pool = ?2";
+                execute(conn, text, (name, to_json(pool)?))?
+            }
+            None => execute(conn, "DELETE FROM pools WHERE name = ?1", [name])?,
+        };
+    }
+    for ((queue, user), usage) in &batch.usage {
+        match usage {
+            Some(usage) => {
+                let text = "INSERT INTO decayed (queue, user, value) VALUES (?1, ?2, ?3)
+                            ON CONFLICT (queue, user) DO UPDATE SET value = ?3";
+                execute(conn, text, (queue, user, to_json(usage)?))?
+            }
+            None => execute(conn, "DELETE FROM decayed WHERE queue = ?1 AND user = ?2", [queue, user])?,
+        };
+    }
+    let settings = [
+        (POLICY, batch.policy.as_ref().map(to_json)),
+        (HISTORY, batch.history.as_ref().map(to_json)),
+        (DRAINS, batch.drains.as_ref().map(to_json)),
+    ];
+    for (name, value) in settings {
+        let Some(value) = value.transpose()? else { continue };
+        let text = "INSERT INTO settings (name, value) VALUES (?1, ?2) ON CONFLICT (name) DO UPDATE SET value = ?2";
+        execute(conn, text, (name, value))?;
+    }
+    Ok(())
 }
 
 /// Notes how many GPUs a node has, where that changed.
@@ -126,8 +171,21 @@ fn update(conn: &Connection, job: &Job, ended: Option<i64>) -> Result<(), StoreE
 /// Whose an entry is, as the job's row says in this transaction.
 type Whose = Option<(String, String, String)>;
 
-fn entries(conn: &Connection, entries: &[Entry]) -> Result<(), StoreError> {
-    let mut known: BTreeMap<JobId, Whose> = BTreeMap::new();
+/// Whose the entries are of jobs that this batch moves to another queue: their intervals end with the
+/// move, so all that the batch closes of them was before it.
+fn queues_before(conn: &Connection, batch: &Batch) -> Result<BTreeMap<JobId, Whose>, StoreError> {
+    let owners: BTreeSet<JobId> = batch.entries.iter().filter_map(|e| Some(e.owner?.job)).collect();
+    let mut out = BTreeMap::new();
+    for job in batch.jobs.iter().filter(|j| owners.contains(&j.id)) {
+        if let Some(before) = whose(conn, job.id)?.filter(|(_, _, queue)| *queue != job.request.queue) {
+            out.insert(job.id, Some(before));
+        }
+    }
+    Ok(out)
+}
+
+fn entries(conn: &Connection, entries: &[Entry], moved: &BTreeMap<JobId, Whose>) -> Result<(), StoreError> {
+    let mut known = moved.clone();
     for entry in entries {
         let whose = match entry.owner {
             None => None,
@@ -196,9 +254,10 @@ fn journal(conn: &Connection, batch: &Batch, keep: u64) -> Result<(), StoreError
 fn meta(conn: &Connection, batch: &Batch) -> Result<(), StoreError> {
     let last_job = batch.jobs.iter().map(|j| j.id.0).max().unwrap_or(0);
     let last_node = batch.nodes.iter().map(|n| n.id.0).max().unwrap_or(0);
+    let last_drain = batch.drains.iter().flatten().map(|d| d.id).max().unwrap_or(0);
     let text = "UPDATE meta SET generation = ?1, clock = max(clock, ?2),
-                last_job = max(last_job, ?3), last_node = max(last_node, ?4)";
-    execute(conn, text, (int(batch.generation), batch.at.0, int(last_job), last_node))?;
+                last_job = max(last_job, ?3), last_node = max(last_node, ?4), last_drain = max(last_drain, ?5)";
+    execute(conn, text, (int(batch.generation), batch.at.0, int(last_job), last_node, int(last_drain)))?;
     if let Some(paused) = &batch.paused {
         execute(conn, "UPDATE meta SET paused = ?1", [paused])?;
     }

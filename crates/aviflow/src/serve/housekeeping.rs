@@ -143,7 +143,7 @@ mod tests {
         let (engine, thread) = Starter::default().start(store, Idle, |_| {}).unwrap();
         let (name, pool, gpu_type) = ("local-0".into(), "local".into(), "none".into());
         engine.observe(Observation::NodeSeen { name, pool, gpu_type, gpus: 1 }, None);
-        let pause = Input::Pause { by: Some("ada".into()) };
+        let pause = Input::Pause { on: true, by: "ada".into(), reason: None };
         engine.ask(pause).unwrap();
         let jobs = [ended(&engine), ended(&engine), ended(&engine)];
         let telemetry = Arc::new(FileTelemetry::open(home.path()).unwrap());

@@ -1,14 +1,16 @@
 //! What may be typed. Words, defaults and examples live here; what they do, in `commands`.
 
+mod admin;
 mod jobs;
 mod platform;
 
+pub use admin::{ApplyArgs, DrainArgs, LogArgs, PolicyCommand, PoolCommand, QueueCommand, Why};
 pub use jobs::{
-    CancelArgs, CpArgs, ExecArgs, LogsArgs, LsArgs, PlanArgs, RerunArgs, RunArgs, ShowArgs, SubmitArgs, SuspendArgs,
+    CancelArgs, CpArgs, ExecArgs, JobsArgs, LogsArgs, LsArgs, PlanArgs, RerunArgs, RunArgs, ShowArgs, SubmitArgs,
+    SuspendArgs, UpdateArgs,
 };
 pub use platform::{
-    ContextCommand, EnvCommand, LoginArgs, NodeCommand, QueueCommand, ServeArgs, ServerCommand, StartArgs,
-    StoreCommand, UsageArgs,
+    ContextCommand, EnvCommand, LoginArgs, NodeCommand, ServeArgs, ServerCommand, StartArgs, StoreCommand, UsageArgs,
 };
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -116,8 +118,22 @@ pub enum Command {
     /// End a job, gracefully
     #[command(aliases = ["stop", "kill", "delete"])]
     Cancel(CancelArgs),
-    /// Send a running job back to the queue, with its progress
+    /// Send a running job back to the queue, with its progress, until it is resumed
     Suspend(SuspendArgs),
+    /// Let a suspended job start again
+    #[command(after_help = "Examples:
+  aviflow resume tiny-gpt")]
+    Resume(JobsArgs),
+    /// Keep a job that waits from starting
+    #[command(after_help = "Examples:
+  aviflow hold tiny-gpt --reason 'wrong data'")]
+    Hold(JobsArgs),
+    /// Let a held job start
+    #[command(after_help = "Examples:
+  aviflow release tiny-gpt")]
+    Release(JobsArgs),
+    /// Change a job's priority, time limit or queue
+    Update(UpdateArgs),
     /// Submit a job again, as it was
     Rerun(RerunArgs),
     /// Run a command beside a rank of a running job
@@ -131,13 +147,38 @@ pub enum Command {
         #[command(subcommand)]
         command: Option<NodeCommand>,
     },
-    /// Queues
+    /// Create or change queues, pools and the policy, from a file
+    Apply(ApplyArgs),
+    /// Queues and their quotas
     #[command(alias = "queues")]
     Queue {
         /// What about them; `ls` if nothing is said
         #[command(subcommand)]
         command: Option<QueueCommand>,
     },
+    /// Pools and their topology
+    #[command(alias = "pools")]
+    Pool {
+        /// What about them; `ls` if nothing is said
+        #[command(subcommand)]
+        command: Option<PoolCommand>,
+    },
+    /// How the platform decides where no queue says so
+    Policy {
+        /// What about it; `show` if nothing is said
+        #[command(subcommand)]
+        command: Option<PolicyCommand>,
+    },
+    /// Start no job anywhere; what runs goes on
+    #[command(after_help = "Examples:
+  aviflow pause --reason 'the storage is full'
+  aviflow unpause")]
+    Pause(Why),
+    /// Let jobs start again after `pause`
+    Unpause(Why),
+    /// What people changed: who, when, what and why
+    #[command(alias = "acts")]
+    Log(LogArgs),
     /// Environments that jobs run in
     #[command(aliases = ["environment", "environments"])]
     Env {

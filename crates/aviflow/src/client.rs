@@ -1,5 +1,7 @@
 //! The REST API from the client's side: blocking calls, one for each route.
 
+mod admin;
+
 use crate::error::{Failure, Result, While};
 use crate::output::now;
 use aviflow_api::rest::{
@@ -39,6 +41,8 @@ pub struct JobFilter {
     pub queue: Option<String>,
     /// Those that wait, in the plan's order.
     pub waiting: bool,
+    /// With what their places follow from.
+    pub factors: bool,
     /// At most so many.
     pub limit: Option<u32>,
 }
@@ -107,6 +111,9 @@ impl Client {
         if filter.waiting {
             query.push(("waiting", "true".to_owned()));
         }
+        if filter.factors {
+            query.push(("factors", "true".to_owned()));
+        }
         query.push(("limit", filter.limit.unwrap_or(1000).to_string()));
         let mut jobs = Vec::new();
         let mut after: Option<u64> = None;
@@ -139,7 +146,7 @@ impl Client {
         self.post("/v1/plan", submit)
     }
 
-    /// Cancels or suspends.
+    /// Does something to a job.
     pub fn act(&self, name: &str, action: &JobAction) -> Result<JobSummary> {
         self.named(name, self.post(&job_path(name, "/actions"), action))
     }

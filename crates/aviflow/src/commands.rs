@@ -2,9 +2,11 @@
 
 mod account;
 mod act;
+mod admin;
 mod context;
 mod copy;
 mod doctor;
+mod drain;
 mod exec;
 mod logs;
 mod look;
@@ -84,10 +86,20 @@ pub fn dispatch(cli: Cli, output: Output) -> Result<ExitCode> {
         Command::Show(args) => done(look::show(&app, &args)),
         Command::Logs(args) => done(logs::logs(&app, args)),
         Command::Cancel(args) => done(act::cancel(&app, &args.jobs)),
-        Command::Suspend(args) => done(act::suspend(&app, &args.jobs)),
+        Command::Suspend(args) => done(act::suspend(&app, args)),
+        Command::Resume(args) => done(act::resume(&app, args)),
+        Command::Hold(args) => done(act::hold(&app, args)),
+        Command::Release(args) => done(act::release(&app, args)),
+        Command::Update(args) => done(act::update(&app, args)),
         Command::Cp(args) => done(copy::cp(&app, &args)),
         Command::Node { command } => done(platform::node(&app, command)),
-        Command::Queue { command } => done(platform::queue(&app, command)),
+        Command::Queue { command } => done(admin::queue(&app, command)),
+        Command::Apply(args) => done(admin::apply(&app, &args)),
+        Command::Pool { command } => done(admin::pool(&app, command)),
+        Command::Policy { command } => done(admin::policy(&app, command)),
+        Command::Pause(why) => done(admin::pause(&app, why)),
+        Command::Unpause(why) => done(admin::unpause(&app, why)),
+        Command::Log(args) => done(admin::log(&app, &args)),
         Command::Env { command } => done(platform::env(&app, command)),
         Command::Usage(args) => done(account::usage(&app, &args)),
         Command::Doctor { output } => doctor::doctor(&app, output.format),

@@ -1,14 +1,18 @@
 //! What a person reads. Pure: REST types, the time and the width in, text out.
 
+pub mod acts;
+pub mod drain;
 pub mod job;
 pub mod jobs;
 pub mod number;
 pub mod plan;
 pub mod platform;
+pub mod queue;
 pub mod style;
 pub mod summary;
 pub mod table;
 pub mod usage;
+pub mod waiting;
 pub mod yaml;
 
 use style::Style;

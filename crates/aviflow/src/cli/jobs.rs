@@ -1,7 +1,8 @@
 //! Commands about jobs.
 
 use super::Output;
-use clap::Args;
+use super::admin::Why;
+use clap::{ArgGroup, Args};
 use std::path::PathBuf;
 
 /// What a submission is made of; the same for `run` and `plan`.
@@ -116,13 +117,18 @@ pub struct PlanArgs {
 Without options: jobs that are live, and those that ended in the last day.
 
 Examples:
-  aviflow ls --waiting            what waits, and why
+  aviflow ls --waiting            what waits, why, and when it will probably start
+  aviflow ls --waiting --factors  and what its place follows from
   aviflow ls --all --user ada
   aviflow cancel $(aviflow ls -q --queue nlp)")]
 pub struct LsArgs {
     /// Only jobs that wait
     #[arg(short, long, conflicts_with = "all")]
     pub waiting: bool,
+
+    /// Also what the place of each follows from
+    #[arg(short, long, requires = "waiting")]
+    pub factors: bool,
 
     /// All jobs that are kept, ended long ago too
     #[arg(short, long)]
@@ -225,12 +231,63 @@ pub struct CancelArgs {
 /// `suspend`
 #[derive(Args, Debug)]
 #[command(after_help = "\
+It saves itself, gives its GPUs up and stays in its queue until `aviflow resume`.
+
 Examples:
-  aviflow suspend tiny-gpt")]
+  aviflow suspend tiny-gpt --reason 'room for the demo'")]
 pub struct SuspendArgs {
     /// The jobs
     #[arg(required = true, value_name = "JOB")]
     pub jobs: Vec<String>,
+
+    /// Why
+    #[command(flatten)]
+    pub why: Why,
+}
+
+/// `hold`, `release` and `resume`
+#[derive(Args, Debug)]
+pub struct JobsArgs {
+    /// The jobs
+    #[arg(required = true, value_name = "JOB")]
+    pub jobs: Vec<String>,
+
+    /// Why
+    #[command(flatten)]
+    pub why: Why,
+}
+
+/// `update`
+#[derive(Args, Debug)]
+#[command(group = ArgGroup::new("change").required(true).multiple(true).args(["priority", "time_limit", "queue"]))]
+#[command(after_help = "\
+The submitted document stays as it is; `aviflow show` says what was changed.
+
+Examples:
+  aviflow update tiny-gpt --priority high
+  aviflow update tiny-gpt --time-limit 48h --reason 'the data grew'
+  aviflow update tiny-gpt --time-limit none
+  aviflow update tiny-gpt --queue research")]
+pub struct UpdateArgs {
+    /// The jobs
+    #[arg(required = true, value_name = "JOB")]
+    pub jobs: Vec<String>,
+
+    /// The priority: low, normal, high or urgent
+    #[arg(long, value_name = "PRIORITY")]
+    pub priority: Option<String>,
+
+    /// The greatest time running, such as `24h`; `none` takes the limit away
+    #[arg(long, value_name = "DURATION")]
+    pub time_limit: Option<String>,
+
+    /// The queue that it goes to
+    #[arg(long, value_name = "QUEUE")]
+    pub queue: Option<String>,
+
+    /// Why
+    #[command(flatten)]
+    pub why: Why,
 }
 
 /// `rerun`

@@ -1,6 +1,7 @@
-//! Commands about the platform: nodes, queues, environments, use, the control plane.
+//! Commands about the platform: nodes, environments, use, the control plane.
 
 use super::Output;
+use super::admin::{DrainArgs, Why};
 use clap::{Args, Subcommand, ValueEnum};
 use std::path::PathBuf;
 
@@ -24,29 +25,44 @@ pub enum NodeCommand {
         output: Output,
     },
     /// Give a node no new work; what runs goes on
-    #[command(alias = "drain")]
     Cordon {
         /// The nodes
         #[arg(required = true, value_name = "NODE")]
         nodes: Vec<String>,
+        /// Why
+        #[command(flatten)]
+        why: Why,
     },
-    /// Give a node new work again
+    /// Give a node new work again; ends a drain of it too
     Uncordon {
         /// The nodes
         #[arg(required = true, value_name = "NODE")]
         nodes: Vec<String>,
+        /// Why
+        #[command(flatten)]
+        why: Why,
     },
-}
-
-/// `queue`
-#[derive(Debug, Subcommand)]
-pub enum QueueCommand {
-    /// List queues with what runs and waits in them
-    #[command(alias = "list")]
-    Ls {
+    /// Empty nodes: at an instant, or a few at a time
+    Drain(DrainArgs),
+    /// List drains that go on or are to come
+    Drains {
         /// The form of the answer
         #[command(flatten)]
         output: Output,
+    },
+    /// Call a drain off; nodes that are away come back as planned
+    #[command(after_help = "\
+Examples:
+  aviflow node drains
+  aviflow node undrain 7
+  aviflow node undrain node-3")]
+    Undrain {
+        /// The number of a rolling drain, or the node
+        #[arg(value_name = "NUMBER|NODE")]
+        drain: String,
+        /// Why
+        #[command(flatten)]
+        why: Why,
     },
 }
 

@@ -6,7 +6,7 @@ use crate::client::JobFilter;
 use crate::error::Result;
 use crate::output::{note, now, print};
 use crate::render::yaml::to_yaml;
-use crate::render::{job, jobs};
+use crate::render::{job, jobs, waiting};
 use aviflow_api::rest::JobSummary;
 
 /// Jobs that ended within this time are recent.
@@ -19,7 +19,7 @@ pub fn ls(app: &App, args: &LsArgs) -> Result<()> {
     let client = app.client()?;
     let filter = JobFilter { user: args.user.clone(), queue: args.queue.clone(), ..JobFilter::default() };
     let list = if args.waiting {
-        client.jobs(&JobFilter { waiting: true, ..filter })?
+        client.jobs(&JobFilter { waiting: true, factors: args.factors, ..filter })?
     } else if args.all {
         client.jobs(&filter)?
     } else {
@@ -40,8 +40,11 @@ pub fn ls(app: &App, args: &LsArgs) -> Result<()> {
         });
         return Ok(());
     }
-    let render = if args.waiting { jobs::waiting } else { jobs::list };
-    app.output.answer(args.output.format, &list, |view| render(&list, view))
+    app.output.answer(args.output.format, &list, |view| match (args.waiting, args.factors) {
+        (false, _) => jobs::list(&list, view),
+        (true, false) => waiting::list(&list, view),
+        (true, true) => format!("{}{}", waiting::list(&list, view), waiting::factors(&list, view)),
+    })
 }
 
 /// Live jobs, then those that ended lately. A job may have ended between the two answers.

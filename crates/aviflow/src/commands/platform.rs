@@ -1,7 +1,7 @@
-//! `node`, `queue` and `env`.
+//! `node` and `env`.
 
-use super::{App, table};
-use crate::cli::{EnvCommand, NodeCommand, QueueCommand};
+use super::{App, drain, table};
+use crate::cli::{EnvCommand, NodeCommand};
 use crate::error::Result;
 use crate::output::print;
 use crate::render::platform;
@@ -19,8 +19,13 @@ pub fn node(app: &App, command: Option<NodeCommand>) -> Result<()> {
             let node = client.node(&node)?;
             app.output.answer(output.format, &node, |view| platform::node(&node, view))
         }
-        NodeCommand::Cordon { nodes } => act(app, &nodes, &NodeAction::Cordon { reason: None }, "cordoned"),
-        NodeCommand::Uncordon { nodes } => act(app, &nodes, &NodeAction::Uncordon { reason: None }, "uncordoned"),
+        NodeCommand::Cordon { nodes, why } => act(app, &nodes, &NodeAction::Cordon { reason: why.reason }, "cordoned"),
+        NodeCommand::Uncordon { nodes, why } => {
+            act(app, &nodes, &NodeAction::Uncordon { reason: why.reason }, "uncordoned")
+        }
+        NodeCommand::Drain(args) => drain::drain(app, args),
+        NodeCommand::Drains { output } => drain::drains(app, output.format),
+        NodeCommand::Undrain { drain, why } => drain::undrain(app, &drain, why),
     }
 }
 
@@ -31,13 +36,6 @@ fn act(app: &App, nodes: &[String], action: &NodeAction, word: &str) -> Result<(
         print(&format!("{word} {} on {}\n", node.name, client.context()));
     }
     Ok(())
-}
-
-/// `aviflow queue`
-pub fn queue(app: &App, command: Option<QueueCommand>) -> Result<()> {
-    let QueueCommand::Ls { output } = command.unwrap_or(QueueCommand::Ls { output: table() });
-    let queues = app.client()?.queues()?;
-    app.output.answer(output.format, &queues, |view| platform::queues(&queues, view))
 }
 
 /// `aviflow env`

@@ -3,7 +3,7 @@
 use super::number::{ago, bytes, count, gpu_time, instant, percent, span, value};
 use super::style::{self, Styled, clean};
 use super::table::{Align, Table};
-use super::{View, jobs};
+use super::{View, jobs, waiting};
 use aviflow_api::rest::{JobDetail, ProgressPoint};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -52,6 +52,9 @@ pub fn show(job: &JobDetail, view: View) -> String {
     let mut pairs = Pairs::default();
     if let Some(verdict) = &s.verdict {
         pairs.put("waits", format!("place {} of {}: {}", verdict.place, verdict.waiting, jobs::reason(verdict)));
+    }
+    for (name, value) in waiting::details(job, view) {
+        pairs.put(name, value);
     }
     pairs.put("DIFFERS", differs(job).style(view.style, "1;31"));
     pairs.put("why", s.failure.clone().unwrap_or_default());
@@ -309,6 +312,17 @@ mod tests {
         detail.checkpoint = None;
         detail.attempt_hashes.clear();
         insta::assert_snapshot!(show(&detail, view()));
+    }
+
+    /// Everything that may be said of a job's waiting, its promises and its losses.
+    #[test]
+    fn a_job_that_was_moved_for_others() {
+        let view = view();
+        let whole = show(&samples::turned_out(), view);
+        let waits = whole.split("\n\n").next().unwrap_or_default();
+        let whole = show(&samples::leaving(), view);
+        let runs = whole.split("\n\n").next().unwrap_or_default();
+        insta::assert_snapshot!(format!("{waits}\n\n{runs}\n"));
     }
 
     #[test]

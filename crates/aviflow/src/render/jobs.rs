@@ -35,33 +35,6 @@ pub fn list(jobs: &[JobSummary], view: View) -> String {
     table.render(view.width, view.style)
 }
 
-/// What waits, in the order of the plan, and why.
-pub fn waiting(jobs: &[JobSummary], view: View) -> String {
-    let mut table = Table::new(&[
-        ("place", Align::Right),
-        ("job", Align::Left),
-        ("queue", Align::Left),
-        ("priority", Align::Left),
-        ("user", Align::Left),
-        ("gpus", Align::Right),
-        ("waits", Align::Right),
-        ("because", Align::Left),
-    ]);
-    for job in jobs {
-        table.row([
-            job.verdict.as_ref().map_or(String::new(), |v| v.place.to_string()).into(),
-            name(job).into(),
-            job.queue.as_str().into(),
-            job.priority.as_str().into(),
-            job.user.as_str().into(),
-            gang(job).into(),
-            short((view.now - job.submitted).max(0)).into(),
-            note(job).into(),
-        ]);
-    }
-    table.render(view.width, view.style)
-}
-
 /// Names alone, for other commands. With the namespace, as a bare name means the latest job of a document.
 pub fn names(jobs: &[JobSummary]) -> String {
     jobs.iter().map(|j| format!("{}/{}\n", j.namespace, j.name)).collect()
@@ -86,7 +59,7 @@ pub fn step(point: &ProgressPoint) -> String {
 }
 
 /// Why it waits, why it failed, or where it runs.
-fn note(job: &JobSummary) -> String {
+pub fn note(job: &JobSummary) -> String {
     match (&job.verdict, &job.failure) {
         (Some(verdict), _) => reason(verdict),
         (None, Some(failure)) => failure.clone(),
@@ -119,11 +92,6 @@ mod tests {
     fn jobs_in_a_list() {
         let jobs = [samples::running(), samples::queued(), samples::failed()];
         insta::assert_snapshot!(list(&jobs, view()));
-    }
-
-    #[test]
-    fn jobs_that_wait() {
-        insta::assert_snapshot!(waiting(&[samples::queued(), samples::building()], view()));
     }
 
     #[test]

@@ -171,6 +171,40 @@ pub fn parse_instant(text: &str) -> Option<i64> {
     fine.then(|| day(*y, *m, *d)).flatten().map(|days| days * 86_400_000 + (h * 3600 + min * 60 + s) * 1000)
 }
 
+/// An instant that is to come, as a person types it: `+2h` from now, `22:00` (the next, UTC), or
+/// with its date as [`parse_instant`] reads it, where an offset from UTC such as `+02:00` may follow.
+pub fn parse_moment(text: &str, now: i64) -> Option<i64> {
+    const DAY: i64 = 86_400_000;
+    let text = text.trim();
+    if let Some(span) = text.strip_prefix('+') {
+        let span: aviflow_api::duration::Duration = span.parse().ok()?;
+        return Some(now + span.0.0);
+    }
+    let today = now - now.rem_euclid(DAY);
+    let of_day = |clock: &str| parse_instant(&format!("{}T{clock}", instant(today).get(..10)?));
+    if matches!(text.find(':'), Some(1 | 2)) {
+        return of_day(text).map(|at| if at < now { at + DAY } else { at });
+    }
+    let offset = text.get(11..).and_then(|time| time.rfind(['+', '-'])).map(|i| i + 11);
+    let Some((at, offset)) = offset.map(|i| text.split_at(i)) else { return parse_instant(text) };
+    let (sign, clock) = offset.split_at(1);
+    let ahead = of_day(clock)? - today;
+    parse_instant(at).map(|at| if sign == "+" { at - ahead } else { at + ahead })
+}
+
+/// An instant to the minute, without its date where it is within a day: `22:00 UTC`.
+pub fn moment(at: i64, now: i64) -> String {
+    let text = instant(at);
+    let shown = if (at - now).abs() < 86_400_000 { 11..16 } else { 0..16 };
+    format!("{} UTC", text.get(shown).unwrap_or(&text))
+}
+
+/// How long until then, such as `in 3m`; `now` when it is there.
+pub fn until(at: i64, now: i64) -> String {
+    let span = at - now;
+    if span < 1000 { "now".to_owned() } else { format!("in {}", short(span)) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -219,5 +253,30 @@ mod tests {
         }
         assert_eq!(instant(1_709_251_199_000), "2024-02-29 23:59:59");
         assert_eq!(clock(1_709_251_199_042), "23:59:59.042");
+    }
+
+    #[test]
+    fn moments_are_read_and_written() {
+        let now = 1_772_366_400_000; // 2026-03-01 12:00 UTC
+        let hour = 3_600_000;
+        let cases = [
+            ("+2h", now + 2 * hour),
+            ("22:00", now + 10 * hour),
+            ("9:30", now + 21 * hour + hour / 2),
+            ("12:00", now),
+            ("2026-03-01T22:00", now + 10 * hour),
+            ("2026-03-01T22:00:00Z", now + 10 * hour),
+            ("2026-03-01T22:00+02:00", now + 8 * hour),
+            ("2026-03-01T22:00:00-05:30", now + 15 * hour + hour / 2),
+            ("2026-03-02", now + 12 * hour),
+        ];
+        for (text, at) in cases {
+            assert_eq!(parse_moment(text, now), Some(at), "{text}");
+        }
+        for wrong in ["25:00", "+2", "soon", "tomorrow 22:00", "2026-03-01T22:00+99:00", "", "ü:00"] {
+            assert_eq!(parse_moment(wrong, now), None, "{wrong}");
+        }
+        assert_eq!([now + hour, now + 48 * hour].map(|at| moment(at, now)), ["13:00 UTC", "2026-03-03 12:00 UTC"]);
+        assert_eq!([now, now + 90_000].map(|at| until(at, now)), ["now", "in 1m"]);
     }
 }

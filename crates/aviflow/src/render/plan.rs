@@ -2,7 +2,7 @@
 
 use super::job::{Pairs, command};
 use super::style::Styled;
-use super::{View, jobs};
+use super::{View, jobs, waiting};
 use aviflow_api::rest::PlanAnswer;
 use aviflow_api::spec::Provenance;
 
@@ -21,8 +21,13 @@ pub fn plan(answer: &PlanAnswer, provenance: &Provenance, view: View) -> String 
         pairs.put("because", jobs::reason(verdict));
         if !never {
             pairs.put("place", format!("{} of {}", verdict.place, verdict.waiting));
+            pairs.put("in front", waiting::some(&verdict.front));
+            let starts = verdict.estimate.map(|e| waiting::estimate(e, view.now));
+            pairs.put("starts", starts.unwrap_or_default());
         }
+        pairs.put("sooner", verdict.sooner.clone().unwrap_or_default());
     }
+    pairs.put("moves", waiting::moves(&answer.moves));
     pairs.put("on", answer.on.join(", "));
     let nodes = if spec.nodes.min == spec.nodes.max {
         spec.nodes.min.to_string()
@@ -51,6 +56,7 @@ pub fn plan(answer: &PlanAnswer, provenance: &Provenance, view: View) -> String 
 mod tests {
     use super::super::samples::{self, view};
     use super::*;
+    use aviflow_api::rest::MoveInfo;
 
     #[test]
     fn a_plan_that_waits_and_one_that_starts() {
@@ -70,5 +76,21 @@ mod tests {
         answer.environment_ready = true;
         answer.on = vec!["local-0".into(), "local-1".into()];
         insta::assert_snapshot!(format!("{waits}\n{}", plan(&answer, &detail.provenance, view())));
+    }
+
+    #[test]
+    fn a_plan_that_moves_others() {
+        let move_of = |job: &str, cause: &str, gpus| MoveInfo { job: job.into(), cause: cause.into(), gpus };
+        let detail = samples::detail(samples::behind());
+        let answer = PlanAnswer {
+            name: "tiny-gpt-3".into(),
+            starts_now: false,
+            on: vec![],
+            verdict: samples::behind().verdict,
+            moves: vec![move_of("default/tiny-gpt", "reclaim", 16), move_of("nlp/one", "turn", 1)],
+            environment_ready: true,
+            spec: detail.spec,
+        };
+        insta::assert_snapshot!(plan(&answer, &detail.provenance, view()));
     }
 }

@@ -1,11 +1,12 @@
-//! Nodes, queues, environments, the control plane.
+//! Nodes, environments, the control plane.
 
 use super::View;
+use super::drain::window;
 use super::job::{Pairs, ranges};
-use super::number::ago;
+use super::number::{ago, moment};
 use super::style::Styled;
 use super::table::{Align, Cell, Table};
-use aviflow_api::rest::{EnvironmentInfo, NodeInfo, QueueInfo, ServerInfo};
+use aviflow_api::rest::{EnvironmentInfo, NodeInfo, ServerInfo, WindowInfo};
 use std::collections::BTreeMap;
 
 fn condition(word: &str) -> Cell {
@@ -27,6 +28,7 @@ pub fn nodes(nodes: &[NodeInfo], view: View) -> String {
         ("gpus", Align::Right),
         ("free", Align::Right),
         ("broken", Align::Right),
+        ("drain", Align::Left),
         ("jobs", Align::Left),
     ]);
     for node in nodes {
@@ -45,10 +47,20 @@ pub fn nodes(nodes: &[NodeInfo], view: View) -> String {
             node.gpus.len().to_string().into(),
             free.to_string().into(),
             if broken == 0 { "".into() } else { Cell::coloured(broken.to_string(), "31") },
+            node.drain.as_ref().map_or(String::new(), |w| drain(w, view.now)).into(),
             jobs.join(", ").into(),
         ]);
     }
     table.render(view.width, view.style)
+}
+
+/// `from 22:00 UTC`, or `until 23:00 UTC` of a drain that has begun.
+fn drain(w: &WindowInfo, now: i64) -> String {
+    match w.until {
+        _ if w.from > now => format!("from {}", moment(w.from, now)),
+        Some(until) => format!("until {}", moment(until, now)),
+        None => "now".to_owned(),
+    }
 }
 
 /// `aviflow node show`.
@@ -57,6 +69,9 @@ pub fn node(node: &NodeInfo, view: View) -> String {
     let mut pairs = Pairs::default();
     pairs.put("pool", node.pool.clone());
     pairs.put("GPUs", format!("{} of type {}", node.gpus.len(), node.gpu_type));
+    let domains: Vec<String> = node.domains.iter().map(|(level, name)| format!("{level} {name}")).collect();
+    pairs.put("within", domains.join(", "));
+    pairs.put("drain", node.drain.as_ref().map_or(String::new(), |w| window(w, view.now)));
     out.push_str(&pairs.render(view));
     out.push('\n');
     let mut table = Table::new(&[
@@ -86,29 +101,6 @@ pub fn node(node: &NodeInfo, view: View) -> String {
     }
     out.push_str(&table.render(view.width, view.style));
     out
-}
-
-/// `aviflow queue ls`.
-pub fn queues(queues: &[QueueInfo], view: View) -> String {
-    let mut table = Table::new(&[
-        ("queue", Align::Left),
-        ("state", Align::Left),
-        ("parent", Align::Left),
-        ("running", Align::Right),
-        ("waiting", Align::Right),
-        ("gpus", Align::Right),
-    ]);
-    for q in queues {
-        table.row([
-            q.name.as_str().into(),
-            q.state.as_str().into(),
-            q.parent.clone().unwrap_or_default().into(),
-            q.running.to_string().into(),
-            q.waiting.to_string().into(),
-            q.gpus.to_string().into(),
-        ]);
-    }
-    table.render(view.width, view.style)
 }
 
 /// `aviflow env ls`.
@@ -164,6 +156,8 @@ pub fn server(info: &ServerInfo, url: &str, view: View) -> String {
     let jobs: Vec<String> =
         info.jobs.iter().filter(|(_, n)| **n > 0).map(|(phase, n)| format!("{n} {phase}")).collect();
     pairs.put("jobs", if jobs.is_empty() { "none".to_owned() } else { jobs.join(", ") });
+    let paused = info.paused.as_ref().map(|by| format!("all starts, by {by}; `aviflow unpause` ends this"));
+    pairs.put("paused", paused.unwrap_or_default());
     pairs.put("store", format!("term {}, commit {}", info.term, info.generation));
     format!("{}\n{}", "the control plane runs".style(view.style, "32"), pairs.render(view))
 }
@@ -172,7 +166,6 @@ pub fn server(info: &ServerInfo, url: &str, view: View) -> String {
 mod tests {
     use super::super::samples::{NOW, view};
     use super::*;
-    use aviflow_api::admin::QueueSpec;
     use aviflow_api::rest::GpuInfo;
 
     fn sample_node() -> NodeInfo {
@@ -200,14 +193,28 @@ mod tests {
 
     #[test]
     fn nodes_and_their_gpus() {
+        let mut drained = sample_node();
+        drained.name = "local-1".into();
+        drained.condition = "Cordoned".into();
+        drained.domains = BTreeMap::from([("leaf".into(), "leaf-1".into()), ("spine".into(), "spine-1".into())]);
+        drained.drain = Some(WindowInfo {
+            from: NOW + 36_000_000,
+            until: Some(NOW + 43_200_000),
+            by: "ada".into(),
+            reason: Some("new switch".into()),
+        });
         let one = sample_node();
-        let text = format!("{}\n{}", nodes(std::slice::from_ref(&one), view()), node(&one, view()));
+        let text = format!(
+            "{}\n{}\n{}",
+            nodes(&[one.clone(), drained.clone()], view()),
+            node(&one, view()),
+            node(&drained, view())
+        );
         insta::assert_snapshot!(text);
     }
 
     #[test]
-    fn queues_and_environments() {
-        let queue = QueueInfo { waiting: 3, running: 12, gpus: 96, ..QueueInfo::of(QueueSpec::open("default")) };
+    fn environments_and_their_packages() {
         let environment = EnvironmentInfo {
             name: "jax-cpu".into(),
             version: 1,
@@ -219,8 +226,7 @@ mod tests {
             ready: false,
         };
         let text = format!(
-            "{}\n{}\n{}",
-            queues(&[queue], view()),
+            "{}\n{}",
             environments(std::slice::from_ref(&environment), view()),
             super::environment(&environment, view())
         );

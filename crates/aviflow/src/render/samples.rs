@@ -3,8 +3,8 @@
 use super::View;
 use super::style::Style;
 use aviflow_api::rest::{
-    AttemptHash, Build, CheckpointInfo, JobCounters, JobDetail, JobSummary, ProgressPoint, TimelineEntry, Verdict,
-    WorkerInfo,
+    AfterInfo, AttemptHash, Build, CheckpointInfo, ClaimInfo, Estimate, EvictionInfo, Factors, JobCounters, JobDetail,
+    JobSummary, ProgressPoint, QueueFactor, TimelineEntry, TurnedOutInfo, Verdict, WorkerInfo,
 };
 use aviflow_api::spec::{CodeSnapshot, JobSpec, Provenance, ResolvedEnvironment};
 use aviflow_core::model::EnvironmentHash;
@@ -101,6 +101,60 @@ pub fn building() -> JobSummary {
     verdict.build =
         Some(Build { name: "jax-cpu@1".into(), step: "installing jaxlib 0.10.2".into(), done: 3, total: 7 });
     JobSummary { name: "first".into(), nodes: 1, gpus_per_node: 1, verdict: Some(verdict), ..summary() }
+}
+
+/// Behind others, with an estimate and everything that its place follows from.
+pub fn behind() -> JobSummary {
+    let queue = |name: &str, guarantee_used, use_over_weight| QueueFactor {
+        queue: name.into(),
+        guarantee_used,
+        use_over_weight,
+    };
+    let factors = Factors {
+        queues: vec![queue("research", Some(500_000), 0), queue("nlp", None, 43_200_000)],
+        priority: 100,
+        level: None,
+        user_use: Some(7_200_000),
+        submitted: NOW - 90_000,
+    };
+    let verdict = Verdict {
+        front: (1..=7).map(|i| format!("default/front-{i}")).collect(),
+        estimate: Some(Estimate { p50: NOW + 1_200_000, p90: NOW + 5_400_000 }),
+        sooner: Some("on 2 nodes it would start in 5m".into()),
+        factors: Some(factors),
+        ..verdict(capacity(), 8)
+    };
+    JobSummary { queue: "nlp".into(), verdict: Some(verdict), ..queued() }
+}
+
+/// Suspended for another, and waiting to come back; held by a person, too.
+pub fn turned_out() -> JobDetail {
+    let after = |job: &str, on: &str, state: &str| AfterInfo { job: job.into(), on: on.into(), state: state.into() };
+    JobDetail {
+        held: Some("bob".into()),
+        after: vec![after("default/prepare", "succeeded", "met"), after("nlp/evaluate", "ended", "waiting")],
+        claim: Some(ClaimInfo {
+            gpus: 16,
+            on: vec!["local-0".into(), "local-1".into()],
+            victims: vec!["default/tiny-gpt".into()],
+            cause: "reclaim".into(),
+            since: NOW - 120_000,
+        }),
+        turned_out: Some(TurnedOutInfo {
+            beneficiary: Some("nlp/big".into()),
+            cause: "priority".into(),
+            at: NOW - 300_000,
+        }),
+        expected_back: Some(NOW + 3_600_000),
+        ..detail(behind())
+    }
+}
+
+/// Running, and to leave for a drain.
+pub fn leaving() -> JobDetail {
+    let eviction =
+        EvictionInfo { beneficiary: None, cause: "drain".into(), since: NOW - 60_000, deadline: NOW + 720_000 };
+    JobDetail { eviction: Some(eviction), ..detail(running()) }
 }
 
 pub fn failed() -> JobSummary {

@@ -59,6 +59,11 @@ impl Failure {
         Failure::internal(format!("{what}: {error}"))
     }
 
+    /// What a request of the API's own types is wrong about.
+    pub(crate) fn of(error: ApiError) -> Failure {
+        Failure { status: StatusCode::BAD_REQUEST, error, missing: Vec::new() }
+    }
+
     pub(crate) fn missing(hashes: Vec<String>) -> Failure {
         let message = format!("the submission refers to objects that are not here ({})", hashes.len());
         let failure = Failure::conflict("missingObjects", message);

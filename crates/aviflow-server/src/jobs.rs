@@ -8,14 +8,14 @@ use crate::names::resolve;
 use crate::params::{Input, Name, Values};
 use crate::secret::{masked, shown};
 use crate::view::{self, Names, Seen};
-use aviflow_api::convert::claim_info;
+use aviflow_api::convert::{claim_info, to_change};
 use aviflow_api::identity::{HASH_FACT, job_hash};
 use aviflow_api::rest::{JobAction, JobDetail, JobSummary, NumberedPoint, TimelineEntry};
 use aviflow_core::explain::NodeNames;
 use aviflow_core::ledger::GpuState;
 use aviflow_core::lifecycle::{Moment, MomentKind};
-use aviflow_core::model::{Job, JobId, Phase};
-use aviflow_engine::engine::{Answer, Input as EngineInput};
+use aviflow_core::model::{JobId, Phase};
+use aviflow_engine::engine::{Answer, Input as EngineInput, Refusal};
 use aviflow_engine::ports::JobRecord;
 use aviflow_store::telemetry::SeriesPoint;
 use axum::Json;
@@ -75,8 +75,15 @@ pub(crate) fn detail(app: &App, id: JobId) -> Result<JobDetail, Failure> {
         Some(claim) => Some(app.view(move |view| claim_info(&claim, view.snapshot))?),
         None => None,
     };
+    let mut summary = seen.summary(app);
+    if let (Some(waits), Some(verdict)) = (&seen.waits, &mut summary.verdict) {
+        let (snapshot, now) = app.view(|view| (view.snapshot.clone(), view.now))?;
+        crate::verdict::complete(verdict, &snapshot, id, &waits.constraint, now);
+    }
+    let expected_back = seen.job.turned_out.as_ref().filter(|_| seen.job.phase == Phase::Queued);
+    let expected_back = expected_back.and_then(|_| Some(summary.verdict.as_ref()?.estimate?.p50));
     Ok(JobDetail {
-        summary: seen.summary(app),
+        summary,
         spec: shown(&record.spec),
         provenance: record.provenance.clone(),
         counters: view::counters(&seen.job),
@@ -87,7 +94,7 @@ pub(crate) fn detail(app: &App, id: JobId) -> Result<JobDetail, Failure> {
         claim,
         eviction: seen.job.eviction.as_ref().map(Into::into),
         turned_out: seen.job.turned_out.as_ref().map(Into::into),
-        expected_back: None,
+        expected_back,
         gpu_time: gpu_time.iter().map(|(state, ms)| (state.name().to_owned(), ms_of(*ms))).collect(),
         facts: facts(&moments),
         last_lines: failure.map(view::last_lines).unwrap_or_default(),
@@ -223,21 +230,6 @@ pub(crate) async fn series(
     .await
 }
 
-/// Whether there is something to suspend. The engine would leave such a job alone, and
-/// an answer that it is done would be wrong.
-fn suspendable(job: &Job) -> Result<(), Failure> {
-    let name = &job.key.name;
-    match &job.phase {
-        Phase::Queued => Err(Failure::conflict("notRunning", format!("`{name}` is Queued and holds no GPUs"))
-            .help(format!("it goes on waiting; `aviflow cancel {name}` ends it"))),
-        Phase::Stopping(_) => Err(Failure::conflict("stopping", format!("`{name}` is being stopped already"))
-            .help(format!("`aviflow show {name}` says why and how it goes on"))),
-        // Asking for what happens already is asking for it once, and that it has ended the engine says.
-        Phase::Starting(_) | Phase::Running(_) | Phase::Suspending(_) => Ok(()),
-        Phase::Succeeded | Phase::Failed(_) | Phase::Cancelled { .. } => Ok(()),
-    }
-}
-
 pub(crate) async fn act(
     State(app): State<Arc<App>>,
     User(by): User,
@@ -248,26 +240,17 @@ pub(crate) async fn act(
         let job = resolve(&app, &name, &by)?;
         let input = match action {
             JobAction::Cancel => EngineInput::Cancel { job, by },
-            JobAction::Suspend { reason } => {
-                suspendable(&seen(&app, job)?.job)?;
-                EngineInput::Suspend { job, by, reason }
+            JobAction::Suspend { reason } => EngineInput::Suspend { job, by, reason },
+            JobAction::Hold { reason } => EngineInput::Hold { job, by, reason },
+            JobAction::Resume { reason } | JobAction::Release { reason } => EngineInput::Release { job, by, reason },
+            JobAction::Update(update) => {
+                let change = to_change(&update, &app.parts.defaults.priorities).map_err(Failure::of)?;
+                EngineInput::Update { job, change, by, reason: update.reason }
             }
-            JobAction::Resume { .. } | JobAction::Hold { .. } | JobAction::Release { .. } | JobAction::Update(_) => {
-                return Err(Failure::refused("notSupported", "this control plane cannot do that to a job yet"));
-            }
-        };
-        let back = match &input {
-            // As long as nobody can resume it here, it must not wait for that.
-            EngineInput::Suspend { job, by, .. } => {
-                Some(EngineInput::Release { job: *job, by: by.clone(), reason: None })
-            }
-            _ => None,
         };
         let answer = app.parts.engine.ask(input)?;
-        if let Some(back) = back {
-            app.parts.engine.ask(back)?;
-        }
         match answer {
+            Answer::Refused(refusal) if refusal != Refusal::NoSuchJob => Err(refusal.into()),
             Answer::Refused(refusal) => {
                 let ended = seen(&app, job)?.job;
                 let help =

@@ -18,6 +18,8 @@ mod attempts;
 mod auth;
 mod body;
 mod changes;
+mod documents;
+mod drains;
 mod environments;
 mod error;
 mod exec;
@@ -35,6 +37,7 @@ mod routes;
 mod secret;
 mod submit;
 mod usage;
+mod verdict;
 mod view;
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use crate::params::flag;
 use crate::view::{Names, Seen, places};
 use aviflow_api::rest::{JobList, JobSummary};
 use aviflow_core::model::{Job, JobId};
+use aviflow_core::schedule;
 use aviflow_store::sqlite::{Filter, Which};
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -29,6 +30,9 @@ const MAX_PAGE: u32 = 1000;
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct ListQuery {
+    /// With the list of waiting jobs: what their places follow from.
+    #[serde(default, deserialize_with = "flag")]
+    pub(crate) factors: Option<bool>,
     pub(crate) phase: Option<String>,
     pub(crate) user: Option<String>,
     pub(crate) queue: Option<String>,
@@ -79,7 +83,7 @@ fn wanted(query: &ListQuery) -> Result<Wanted, Failure> {
 pub(crate) fn list(app: &App, query: &ListQuery) -> Result<JobList, Failure> {
     let wanted = wanted(query)?;
     if query.waiting == Some(true) {
-        return waiting(app, wanted, query.after.unwrap_or(0));
+        return waiting(app, wanted, query.after.unwrap_or(0), query.factors == Some(true));
     }
     // The live ones first: a job that ends in between is then in both and in
     // the list once, as it ended.
@@ -130,7 +134,7 @@ fn ended(app: &App, wanted: &Wanted, after: Option<u64>, found: &mut BTreeMap<Jo
 }
 
 /// Jobs that wait, in the order of the plan; `after` is a place in it.
-fn waiting(app: &App, wanted: Wanted, after: u64) -> Result<JobList, Failure> {
+fn waiting(app: &App, wanted: Wanted, after: u64, factors: bool) -> Result<JobList, Failure> {
     let limit = wanted.limit;
     let found: Vec<Seen> = app.view(move |view| {
         let mut places = places(view.plan);
@@ -141,7 +145,17 @@ fn waiting(app: &App, wanted: Wanted, after: u64) -> Result<JobList, Failure> {
             .map(|job| Seen::live(view, job, places.remove(&job.id)))
             .collect()
     })?;
-    let jobs: Vec<JobSummary> = found.iter().take(limit).map(|seen| seen.summary(app)).collect();
+    let mut jobs: Vec<JobSummary> = found.iter().take(limit).map(|seen| seen.summary(app)).collect();
+    if factors {
+        let (snapshot, now) = app.view(|view| (view.snapshot.clone(), view.now))?;
+        let ids: Vec<JobId> = jobs.iter().map(|job| JobId(job.id)).collect();
+        let mut all = schedule::factors(&snapshot, &ids, now);
+        for job in &mut jobs {
+            if let Some(verdict) = &mut job.verdict {
+                verdict.factors = all.remove(&JobId(job.id)).map(crate::verdict::factors);
+            }
+        }
+    }
     let last = jobs.last().and_then(|job| job.verdict.as_ref()).map(|v| u64::from(v.place));
     Ok(JobList { next: last.filter(|_| found.len() > limit), jobs })
 }

@@ -8,11 +8,13 @@ use crate::view::count;
 use aviflow_api::admin::{from_pool, from_queue};
 use aviflow_api::file::Priorities;
 use aviflow_api::rest::{
-    AgentInfo, GpuInfo, NodeAction, NodeInfo, PoolInfo, QueueInfo, ServerAction, ServerInfo, StopAnswer,
+    AgentInfo, GpuInfo, NodeAction, NodeInfo, PoolInfo, QueueInfo, QuotaInfo, ServerAction, ServerInfo, StopAnswer,
 };
 use aviflow_api::suggest::nearest;
 use aviflow_core::gpus::Slots;
 use aviflow_core::model::{Node, NodeCondition, Queue, Snapshot};
+use aviflow_core::schedule::{self, QuotaUse};
+use aviflow_core::time::Time;
 use aviflow_engine::driver::View;
 use aviflow_engine::engine::{Answer, Input as EngineInput, default_queue};
 use axum::Json;
@@ -109,18 +111,24 @@ pub(crate) async fn node_action(
 pub(crate) async fn queues(State(app): State<Arc<App>>) -> Result<Json<Vec<QueueInfo>>, Failure> {
     blocking(move || {
         let priorities = app.parts.defaults.priorities.clone();
-        app.view(move |view| queues_of(view.snapshot, &priorities)).map(Json)
+        app.view(move |view| queues_of(view.snapshot, view.now, &priorities)).map(Json)
     })
     .await
 }
 
-fn queues_of(snapshot: &Snapshot, priorities: &Priorities) -> Vec<QueueInfo> {
+pub(crate) fn queues_of(snapshot: &Snapshot, now: Time, priorities: &Priorities) -> Vec<QueueInfo> {
     // It is made by the first submission and takes jobs before.
     let first = snapshot.queues.is_empty().then(default_queue);
     let mut infos: BTreeMap<&str, QueueInfo> = BTreeMap::new();
+    let uses = schedule::queues(snapshot, now);
     for queue in first.iter().chain(snapshot.queues.values()) {
         let path = path_of(snapshot, queue);
-        let info = QueueInfo { path, ..QueueInfo::of(from_queue(queue, None, priorities)) };
+        let mut info = QueueInfo { path, ..QueueInfo::of(from_queue(queue, queue.team.as_deref(), priorities)) };
+        if let Some(seen) = uses.get(&queue.name) {
+            info.quotas = seen.quotas.iter().map(|(gpu_type, quota)| (gpu_type.clone(), quota_info(quota))).collect();
+            info.decayed_use = i64::try_from(seen.decayed).unwrap_or(i64::MAX);
+            info.time_sharing = seen.time_sharing.map(Into::into);
+        }
         infos.insert(&queue.name, info);
     }
     for job in snapshot.jobs.values() {
@@ -137,6 +145,19 @@ fn queues_of(snapshot: &Snapshot, priorities: &Priorities) -> Vec<QueueInfo> {
         }
     }
     infos.into_values().collect()
+}
+
+fn quota_info(quota: &QuotaUse) -> QuotaInfo {
+    QuotaInfo {
+        guarantee: quota.guarantee,
+        effective_guarantee: quota.effective,
+        limit: quota.limit,
+        weight: quota.weight,
+        used: quota.used,
+        borrowed: quota.used.saturating_sub(quota.effective),
+        lent: quota.lent,
+        headroom: quota.headroom,
+    }
 }
 
 /// The names from the root down to a queue.
@@ -159,7 +180,7 @@ pub(crate) async fn pools(State(app): State<Arc<App>>) -> Result<Json<Vec<PoolIn
     blocking(move || app.view(|view| pools_of(view.snapshot)).map(Json)).await
 }
 
-fn pools_of(snapshot: &Snapshot) -> Vec<PoolInfo> {
+pub(crate) fn pools_of(snapshot: &Snapshot) -> Vec<PoolInfo> {
     let mut types: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     let mut infos: BTreeMap<&str, PoolInfo> = BTreeMap::new();
     for node in snapshot.nodes.values() {

@@ -5,7 +5,9 @@ use crate::auth::guard;
 use crate::error::Failure;
 use crate::list::{ListQuery, list};
 use crate::params::Values;
-use crate::{changes, environments, exec, files, follow, jobs, logs, metrics, objects, pool, submit, usage};
+use crate::{
+    changes, documents, drains, environments, exec, files, follow, jobs, logs, metrics, objects, pool, submit, usage,
+};
 use aviflow_api::openapi;
 use aviflow_api::rest::JobList;
 use axum::extract::{DefaultBodyLimit, Request, State};
@@ -40,7 +42,15 @@ pub(crate) fn closed() -> Vec<Handled> {
         ("/v1/nodes/{name}", &["GET"], get(pool::node)),
         ("/v1/nodes/{name}/actions", &["POST"], post(pool::node_action)),
         ("/v1/queues", &["GET"], get(pool::queues)),
+        ("/v1/queues/{name}", &["GET", "PUT"], get(documents::queue).put(documents::put_queue)),
+        ("/v1/queues/{name}/actions", &["POST"], post(documents::queue_action)),
         ("/v1/pools", &["GET"], get(pool::pools)),
+        ("/v1/pools/{name}", &["GET", "PUT"], get(documents::pool).put(documents::put_pool)),
+        ("/v1/pools/{name}/actions", &["POST"], post(documents::pool_action)),
+        ("/v1/policy", &["GET", "PUT"], get(documents::policy).put(documents::put_policy)),
+        ("/v1/drains", &["GET", "POST"], get(drains::drains).post(drains::drain)),
+        ("/v1/drains/{name}/actions", &["POST"], post(drains::drain_action)),
+        ("/v1/acts", &["GET"], get(drains::acts)),
         ("/v1/environments", &["GET"], get(environments::list)),
         ("/v1/environments/{name}", &["GET"], get(environments::one)),
         ("/v1/usage", &["GET"], get(usage::usage)),

@@ -239,8 +239,12 @@ fn answer(app: &App, submission: Submission) -> Result<PlanAnswer, Failure> {
         name,
         starts_now: placement.is_some(),
         on: placement.into_iter().flat_map(|p| &p.0).map(|(node, _)| names.node_name(*node)).collect(),
-        verdict: waits.map(|w| verdict(app, &w, now)),
-        moves: Vec::new(),
+        verdict: waits.map(|w| {
+            let mut verdict = verdict(app, &w, now);
+            crate::verdict::complete(&mut verdict, &snapshot, id, &w.constraint, now);
+            verdict
+        }),
+        moves: crate::verdict::moves(&snapshot, &plan, id),
         environment_ready: ready,
         spec: shown(&submission.spec),
     })

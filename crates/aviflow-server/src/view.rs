@@ -5,7 +5,7 @@ use crate::app::App;
 use crate::secret::masked;
 use aviflow_api::file::Priorities;
 use aviflow_api::rest::{
-    Build, CheckpointInfo, JobCounters, JobSummary, ProgressPoint, TimelineEntry, Verdict, WorkerInfo,
+    Build, CheckpointInfo, Estimate, JobCounters, JobSummary, ProgressPoint, TimelineEntry, Verdict, WorkerInfo,
 };
 use aviflow_core::explain::{self, NodeNames};
 use aviflow_core::lifecycle::Moment;
@@ -156,7 +156,12 @@ impl Seen {
             running_since: up.map(|t| t.0),
             ended: self.ended.map(|t| t.0),
             ran: job.ran.0 + up.map_or(0, |up| self.now.since(up).0),
-            verdict: self.waits.as_ref().map(|w| verdict(app, w, self.now)),
+            verdict: self.waits.as_ref().map(|w| {
+                // As it was expected at the submission; asked for one job alone it is worked out anew.
+                let expected = job.estimate.filter(|_| job.attempts == 0);
+                let estimate = expected.map(|e| Estimate { p50: e.p50.max(self.now).0, p90: e.p90.max(self.now).0 });
+                Verdict { estimate, ..verdict(app, w, self.now) }
+            }),
             progress: None,
             failure: failure(&job.phase).map(|f| masked(&explain::failure(f, &*self.names))),
             exit_code: exit_code(&job.phase),

@@ -14,6 +14,7 @@ pub fn to_queue(spec: &QueueSpec, priorities: &Priorities) -> Queue {
     Queue {
         name: spec.name.clone(),
         parent: spec.parent.clone(),
+        team: spec.team.clone(),
         state: spec.state.into(),
         quotas: spec.quotas.iter().map(|(gpu_type, q)| (gpu_type.clone(), quota(q))).collect(),
         lend: spec.lend,

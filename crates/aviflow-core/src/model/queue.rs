@@ -12,6 +12,9 @@ pub struct Queue {
     pub name: String,
     /// The parent's name; `None` for a root.
     pub parent: Option<String>,
+    /// The team it belongs to.
+    #[serde(default)]
+    pub team: Option<String>,
     /// Whether it starts jobs.
     pub state: QueueState,
     /// The quota by accelerator type. A type that no queue names is not managed: everybody may use it.
@@ -51,6 +54,7 @@ impl Queue {
         Queue {
             name: name.to_owned(),
             parent: None,
+            team: None,
             state: QueueState::Open,
             quotas: BTreeMap::new(),
             lend: true,

@@ -289,7 +289,11 @@ impl Quotas {
             .filter(|b| self.branches[*b].path.iter().rev().nth(1) == Some(&queue))
             .map(|b| self.report(b, t).guarantee)
             .sum();
+        // Whatever of its unused guarantee is not free is with others.
+        let unused = self.guarantee(queue, t).saturating_sub(used);
+        let lent = unused.saturating_sub(self.capacity[t].saturating_sub(all));
         QuotaUse {
+            lent,
             guarantee: quota.guarantee.max(below),
             effective: self.guarantee(queue, t),
             limit: quota.limit,

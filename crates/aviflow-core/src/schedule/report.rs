@@ -20,6 +20,8 @@ pub struct QuotaUse {
     pub weight: u32,
     /// In use or promised, with all queues below.
     pub used: u32,
+    /// Of its effective guarantee, what others use.
+    pub lent: u32,
     /// What it could still use, by limits and by what nobody holds.
     pub headroom: u32,
 }
@@ -44,11 +46,8 @@ pub fn queues(snapshot: &Snapshot, now: Time) -> BTreeMap<String, QueueUse> {
     pass.charge_claims();
     let mut out = BTreeMap::new();
     for (b, branch) in pass.quotas.branches.iter().enumerate() {
-        let mut queue = QueueUse {
-            decayed: pass.quotas.decayed(b),
-            time_sharing: pass.shares(b),
-            ..QueueUse::default()
-        };
+        let mut queue =
+            QueueUse { decayed: pass.quotas.decayed(b), time_sharing: pass.shares(b), ..QueueUse::default() };
         for (t, name) in pass.grid.types.iter().enumerate().filter(|(t, _)| pass.quotas.managed[*t]) {
             queue.quotas.insert(name.clone(), pass.quotas.report(b, t));
         }

@@ -86,9 +86,12 @@ pub fn queue(q: &QueueInfo, view: View) -> String {
     let (jobs, gpus) = (count(q.waiting.into(), "job"), count(q.waiting_gpus.into(), "GPU"));
     pairs.put("waiting", if q.waiting == 0 { "none".to_owned() } else { format!("{jobs} for {gpus}") });
     pairs.put("use", format!("{} of GPU time, older use counts less", gpu_time(q.decayed_use)));
-    let does = [(document.lend, "lends"), (document.borrow, "borrows"), (document.reclaim, "takes back")];
-    let word = |(yes, word): &(bool, &str)| if *yes { (*word).to_owned() } else { format!("not: {word}") };
-    pairs.put("quota", does.iter().map(word).collect::<Vec<_>>().join(", "));
+    let does = [
+        if document.lend { "lends" } else { "does not lend" },
+        if document.borrow { "borrows" } else { "does not borrow" },
+        if document.reclaim { "takes back what it lent" } else { "does not take back what it lent" },
+    ];
+    pairs.put("quota", does.join(", "));
     pairs.put("turns", q.time_sharing.as_ref().map(turns).unwrap_or_default());
     let defaults = &document.defaults;
     let mut said: Vec<String> = Vec::new();

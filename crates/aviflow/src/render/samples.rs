@@ -119,6 +119,7 @@ pub fn behind() -> JobSummary {
     };
     let verdict = Verdict {
         front: (1..=7).map(|i| format!("default/front-{i}")).collect(),
+        waiting: 9,
         estimate: Some(Estimate { p50: NOW + 1_200_000, p90: NOW + 5_400_000 }),
         sooner: Some("on 2 nodes it would start in 5m".into()),
         factors: Some(factors),

@@ -116,9 +116,9 @@ pub fn bare(name: &str) -> &str {
 /// By what right somebody leaves for another.
 pub fn cause(word: &str) -> &str {
     match word {
-        "reclaim" => "its queue takes its guarantee back",
-        "priority" => "it has a higher priority",
-        "turn" => "it is its turn",
+        "reclaim" => "a guarantee is taken back",
+        "priority" => "higher priority",
+        "turn" => "jobs take turns",
         "drain" => "the node is drained",
         other => other,
     }
@@ -183,7 +183,7 @@ fn claim(c: &ClaimInfo, view: View) -> String {
     let on = c.on.join(", ");
     let leaving = if c.victims.is_empty() { String::new() } else { format!("\nleaving: {}", some(&c.victims)) };
     let gpus = count(c.gpus.into(), "GPU");
-    format!("{gpus} on {on} since {}: {}{leaving}", ago(c.since, view.now), cause(&c.cause))
+    format!("{gpus} on {on}, {}: {}{leaving}", ago(c.since, view.now), cause(&c.cause))
 }
 
 fn eviction(e: &EvictionInfo, view: View) -> String {

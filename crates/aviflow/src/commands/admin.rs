@@ -141,7 +141,7 @@ fn each(client: &Client, queues: &[String], action: &QueueAction, word: &str) ->
     for queue in queues {
         let applied = client.act_on_queue(queue, action)?;
         let was = if applied.what == "unchanged" { "was already" } else { "is" };
-        print(&format!("queue {queue} {was} {word} on {}\n", client.context()));
+        print(&format!("queue {queue} on {} {was} {word}\n", client.context()));
         say(&applied, &[]);
     }
     Ok(())

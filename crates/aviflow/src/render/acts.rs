@@ -3,16 +3,24 @@
 use super::View;
 use super::number::instant;
 use super::table::{Align, Table};
+use super::waiting::bare;
 use aviflow_api::rest::Act;
 
 /// `aviflow log`.
 pub fn acts(acts: &[Act], view: View) -> String {
-    let mut table =
-        Table::new(&[("at (utc)", Align::Left), ("who", Align::Left), ("what", Align::Left), ("why", Align::Left)]);
+    let mut table = Table::new(&[
+        ("at (utc)", Align::Left),
+        ("who", Align::Left),
+        ("on", Align::Left),
+        ("what", Align::Left),
+        ("why", Align::Left),
+    ]);
     for act in acts {
         table.row([
             instant(act.at).into(),
             act.by.as_str().into(),
+            // The sentence names no job and not every node.
+            act.name.as_ref().map_or_else(|| act.kind.clone(), |name| format!("{} {}", act.kind, bare(name))).into(),
             act.what.as_str().into(),
             act.reason.clone().unwrap_or_default().into(),
         ]);
@@ -38,7 +46,8 @@ mod tests {
         };
         let list = [
             act(8, "held queue nlp", "queue", Some("nlp"), Some("the storage is full")),
-            act(7, "changed the policy", "policy", None, None),
+            act(7, "released it", "job", Some("default/tiny-gpt"), None),
+            act(6, "changed the policy", "policy", None, None),
         ];
         insta::assert_snapshot!(acts(&list, view()));
     }

@@ -1,7 +1,7 @@
 //! Drains.
 
 use super::View;
-use super::number::{count, moment, short, until};
+use super::number::{count, moment, span, until};
 use super::style::Styled;
 use super::table::{Align, Cell, Table};
 use super::waiting::some;
@@ -15,7 +15,7 @@ fn names(nodes: &[String]) -> String {
 /// Until when a node is away.
 fn away(length: Option<i64>) -> String {
     match length {
-        Some(length) => format!("for {}", super::number::span(length)),
+        Some(length) => format!("for {}", span(length)),
         None => "until somebody uncordons it".to_owned(),
     }
 }
@@ -64,7 +64,10 @@ pub fn drains(drains: &[DrainInfo], view: View) -> String {
         let mut said: Vec<String> = Vec::new();
         said.extend(drain.max_unavailable.map(|most| format!("at most {most} at once")));
         said.extend(drain.by.map(|by| format!("all by {}", moment(by, view.now))));
-        said.extend(drain.length.map(|length| format!("each for {}", short(length))));
+        said.extend(drain.length.map(|length| {
+            let each = if drain.nodes.len() == 1 { "" } else { "each " };
+            format!("{each}for {}", span(length))
+        }));
         said.push(format!("ordered by {}", drain.ordered_by));
         said.extend(drain.reason.clone());
         out.push_str(&format!("{}  {}\n", drain.name.style(view.style, "1"), said.join(", ")));

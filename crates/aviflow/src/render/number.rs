@@ -199,10 +199,15 @@ pub fn moment(at: i64, now: i64) -> String {
     format!("{} UTC", text.get(shown).unwrap_or(&text))
 }
 
-/// How long until then, such as `in 3m`; `now` when it is there.
+/// How long until then, to the minute, such as `in 1h 30m`; `now` when it is there.
 pub fn until(at: i64, now: i64) -> String {
     let span = at - now;
-    if span < 1000 { "now".to_owned() } else { format!("in {}", short(span)) }
+    match span {
+        ..1000 => "now".to_owned(),
+        ..60_000 => format!("in {}", short(span)),
+        // To the minute: a window in 1h 59m 59s begins in 2h.
+        _ => format!("in {}", self::span((span + 30_000) / 60_000 * 60_000)),
+    }
 }
 
 #[cfg(test)]
@@ -277,6 +282,6 @@ mod tests {
             assert_eq!(parse_moment(wrong, now), None, "{wrong}");
         }
         assert_eq!([now + hour, now + 48 * hour].map(|at| moment(at, now)), ["13:00 UTC", "2026-03-03 12:00 UTC"]);
-        assert_eq!([now, now + 90_000].map(|at| until(at, now)), ["now", "in 1m"]);
+        assert_eq!([0, 9_000, 60_000, 2 * hour - 9].map(|t| until(now + t, now)), ["now", "in 9s", "in 1m", "in 2h"]);
     }
 }

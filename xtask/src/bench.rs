@@ -4,6 +4,7 @@
 //! line. Nothing is estimated: a figure that could not be measured is an error.
 
 mod http;
+pub mod replay;
 
 use crate::control::{self, Control, Profile, Scratch};
 use crate::proc::{capture, command, target};
@@ -47,7 +48,7 @@ pub fn run(write: bool) -> Result<u8> {
     println!("\n{table}");
     if write {
         let page = std::fs::read_to_string(PAGE).with_context(|| PAGE.to_owned())?;
-        std::fs::write(PAGE, replaced(&page, &table)?)?;
+        std::fs::write(PAGE, replaced(&page, &table, MARKS)?)?;
         println!("wrote {PAGE}");
     }
     Ok(0)
@@ -284,10 +285,10 @@ fn table(figures: &[Figure]) -> Result<String> {
 }
 
 /// The page with another table between its marks.
-fn replaced(page: &str, table: &str) -> Result<String> {
-    let (head, rest) = page.split_once(MARKS[0]).with_context(|| format!("{PAGE} lacks the line {}", MARKS[0]))?;
-    let (_, tail) = rest.split_once(MARKS[1]).with_context(|| format!("{PAGE} lacks the line {}", MARKS[1]))?;
-    Ok(format!("{head}{}\n{table}{}{tail}", MARKS[0], MARKS[1]))
+fn replaced(page: &str, table: &str, marks: [&str; 2]) -> Result<String> {
+    let (head, rest) = page.split_once(marks[0]).with_context(|| format!("{PAGE} lacks the line {}", marks[0]))?;
+    let (_, tail) = rest.split_once(marks[1]).with_context(|| format!("{PAGE} lacks the line {}", marks[1]))?;
+    Ok(format!("{head}{}\n{table}{}{tail}", marks[0], marks[1]))
 }
 
 #[cfg(test)]
@@ -297,10 +298,10 @@ mod tests {
     #[test]
     fn a_table_takes_the_old_one_s_place() -> Result<()> {
         let page = format!("# Page\n{}\nold\n{}\nend\n", MARKS[0], MARKS[1]);
-        let new = replaced(&page, "new\n")?;
+        let new = replaced(&page, "new\n", MARKS)?;
         assert_eq!(new, format!("# Page\n{}\nnew\n{}\nend\n", MARKS[0], MARKS[1]));
-        assert_eq!(replaced(&new, "new\n")?, new);
-        assert!(replaced("# Page\n", "new\n").is_err());
+        assert_eq!(replaced(&new, "new\n", MARKS)?, new);
+        assert!(replaced("# Page\n", "new\n", MARKS).is_err());
         Ok(())
     }
 

@@ -26,7 +26,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     let mut scenario = Scenario::new(trace, Cluster::new(arg(2, "128").parse()?, 8));
     scenario.preemption = arg(3, "off") == "on";
-    scenario.estimates = std::env::var_os("NO_ESTIMATES").is_none();
+    if let Some(estimates) = std::env::var_os("ESTIMATES") {
+        scenario.estimates = estimates.to_string_lossy().parse()?;
+    }
     scenario.check = std::env::var_os("CHECK").is_some();
     let names = arg(4, "easy,aviflow");
     let policies: Vec<Policy> = Policy::ALL.into_iter().filter(|p| names.split(',').any(|n| n == p.name())).collect();

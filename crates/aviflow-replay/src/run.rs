@@ -57,8 +57,8 @@ pub struct Scenario {
     pub queues: Vec<Queue>,
     /// The seed of everything random.
     pub seed: u64,
-    /// Whether `aviflow` estimates waits, which decides nothing and costs time.
-    pub estimates: bool,
+    /// About how many waits `aviflow` estimates, which decides nothing and costs time.
+    pub estimates: u32,
     /// Whether to check the core's invariants after every pass; slow.
     pub check: bool,
 }
@@ -75,7 +75,7 @@ impl Scenario {
             restart: Span::minutes(5),
             queues: Vec::new(),
             seed: 0,
-            estimates: true,
+            estimates: 500,
             check: false,
         }
     }

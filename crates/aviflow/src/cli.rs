@@ -3,6 +3,7 @@
 mod admin;
 mod jobs;
 mod platform;
+mod simulate;
 
 pub use admin::{ApplyArgs, DrainArgs, LogArgs, PolicyCommand, PoolCommand, QueueCommand, Why};
 pub use jobs::{
@@ -12,6 +13,7 @@ pub use jobs::{
 pub use platform::{
     ContextCommand, EnvCommand, LoginArgs, NodeCommand, ServeArgs, ServerCommand, StartArgs, StoreCommand, UsageArgs,
 };
+pub use simulate::{Preemption, SimulateArgs, TraceFormat};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
@@ -188,6 +190,8 @@ pub enum Command {
     },
     /// Account for GPU time, to the millisecond
     Usage(UsageArgs),
+    /// Replay a trace of jobs: what would their waits be on other nodes, or under another policy?
+    Simulate(SimulateArgs),
     /// Check that everything a training needs is there
     Doctor {
         /// The form of the answer

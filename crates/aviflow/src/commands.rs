@@ -14,6 +14,7 @@ mod platform;
 mod rerun;
 mod run;
 mod server;
+mod simulate;
 mod store;
 
 pub use server::goes_on;
@@ -74,6 +75,7 @@ pub fn dispatch(cli: Cli, output: Output) -> Result<ExitCode> {
             return Ok(ExitCode::SUCCESS);
         }
         Command::Serve(args) => return done(crate::serve::serve(args, output)),
+        Command::Simulate(args) => return done(simulate::simulate(&args, output)),
         other => other,
     };
     let app = App::new(&cli.global, output)?;
@@ -107,9 +109,11 @@ pub fn dispatch(cli: Cli, output: Output) -> Result<ExitCode> {
         Command::Store { command } => done(store::store(&app, command)),
         Command::Login(args) => done(context::login(&app, &args)),
         Command::Context { command } => done(context::context(&app, command)),
-        Command::Agent { .. } | Command::Completion { .. } | Command::Version | Command::Serve(_) => {
-            Ok(ExitCode::SUCCESS)
-        }
+        Command::Agent { .. }
+        | Command::Completion { .. }
+        | Command::Version
+        | Command::Serve(_)
+        | Command::Simulate(_) => Ok(ExitCode::SUCCESS),
     }
 }
 

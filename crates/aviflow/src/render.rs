@@ -8,6 +8,7 @@ pub mod number;
 pub mod plan;
 pub mod platform;
 pub mod queue;
+pub mod simulate;
 pub mod style;
 pub mod summary;
 pub mod table;

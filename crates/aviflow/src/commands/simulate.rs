@@ -1,0 +1,115 @@
+//! `simulate`: reads what was named, hands it to the replay, prints what came out.
+
+use crate::cli::{Preemption, SimulateArgs, TraceFormat};
+use crate::error::{Failure, Result, While};
+use crate::output::{Output, note, print};
+use crate::render::simulate as render;
+use aviflow_core::model::Queue;
+use aviflow_replay::{Cluster, Error, Limits, Policy, Scenario, Topology, Trace, generate, perturb, queues};
+use std::collections::BTreeSet;
+
+/// `aviflow simulate`
+pub fn simulate(args: &SimulateArgs, output: Output) -> Result<()> {
+    let policies = policies(args)?;
+    let scenario = scenario(args)?;
+    let (mut report, drawing) = scenario.report(&policies, args.compare, args.svg.is_some()).map_err(failure)?;
+    if let Some(traces) = args.perturb {
+        report.perturbed = Some(perturb::over(&scenario, &policies, traces).map_err(failure)?);
+    }
+    if let (Some(file), Some(drawing)) = (&args.svg, drawing) {
+        std::fs::write(file, drawing).or_fail(|| format!("{} cannot be written", file.display()))?;
+        note(&format!("drew {}", file.display()));
+    }
+    if args.json {
+        let value = serde_json::to_value(&report).unwrap_or_default();
+        print(&format!("{value:#}\n"));
+    } else {
+        print(&render::report(&report, &scenario, output.view()));
+    }
+    Ok(())
+}
+
+fn policies(args: &SimulateArgs) -> Result<Vec<Policy>> {
+    let mut policies = Vec::new();
+    for policy in args.policy.iter().map(|p| Policy::from(*p)) {
+        if policies.contains(&policy) {
+            return Err(Failure::usage(format!("{} is among the policies twice", policy.name())));
+        }
+        policies.push(policy);
+    }
+    Ok(policies)
+}
+
+fn scenario(args: &SimulateArgs) -> Result<Scenario> {
+    let mut trace = trace(args)?;
+    let gpu_type = gpu_type(&mut trace, args)?;
+    if args.whole_nodes {
+        trace.whole_nodes(args.gpus_per_node);
+    }
+    trace.compress(args.compress);
+    let topology = args.topology.as_ref().map(|file| Topology::read(file)).transpose().map_err(failure)?;
+    let mut cluster = Cluster { topology, ..Cluster::new(args.nodes, args.gpus_per_node) };
+    if let Some(gpu_type) = gpu_type {
+        cluster.gpu_type = gpu_type;
+    }
+    let own = args.format.is_none_or(|f| f == TraceFormat::Aviflow);
+    let mut scenario = Scenario::new(trace, cluster);
+    scenario.limits = args.limits.map_or(if own { Limits::Trace } else { Limits::Exact }, |limits| limits.0);
+    scenario.preemption = args.preemption == Preemption::On;
+    scenario.queues = given_queues(args)?;
+    scenario.estimates = args.estimates;
+    scenario.seed = args.seed;
+    Ok(scenario)
+}
+
+fn trace(args: &SimulateArgs) -> Result<Trace> {
+    let format = args.format.unwrap_or(TraceFormat::Aviflow).into();
+    match &args.trace {
+        Some(file) => Trace::read(file, format, args.gpus_per_node).map_err(failure),
+        None => generate::like(format, args.seed, args.gpus_per_node).ok_or_else(|| {
+            let help = "give --trace FILE; or --format kalos or --format philly alone, for jobs that are made up";
+            Failure::usage("no trace to replay").help(help)
+        }),
+    }
+}
+
+/// The accelerator type of the replayed nodes, with the jobs of others left out.
+fn gpu_type(trace: &mut Trace, args: &SimulateArgs) -> Result<Option<String>> {
+    let types: BTreeSet<String> = trace.jobs.iter().filter_map(|job| job.gpu_type.clone()).collect();
+    if let Some(wanted) = &args.gpu_type {
+        let without = trace.only(wanted);
+        if trace.jobs.is_empty() {
+            let known = types.into_iter().collect::<Vec<_>>().join(", ");
+            return Err(
+                Failure::usage(format!("no job of the trace runs on {wanted}")).help(format!("there are {known}"))
+            );
+        }
+        if without > 0 {
+            note(&format!("{without} jobs of other accelerator types are left out"));
+        }
+        return Ok(Some(wanted.clone()));
+    }
+    if types.len() > 1 {
+        let types = types.into_iter().collect::<Vec<_>>().join(", ");
+        let help = "a replay has nodes of one type: choose one with --gpu-type";
+        return Err(Failure::usage(format!("the jobs of the trace run on {types}")).help(help));
+    }
+    Ok(types.into_iter().next())
+}
+
+fn given_queues(args: &SimulateArgs) -> Result<Vec<Queue>> {
+    let Some(file) = &args.queues else { return Ok(Vec::new()) };
+    let name = file.display().to_string();
+    let text = std::fs::read_to_string(file)
+        .map_err(|e| failure(Error::Unreadable { file: name.clone(), reason: e.to_string() }))?;
+    queues::from_json(&name, &text).map_err(failure)
+}
+
+fn failure(error: Error) -> Failure {
+    let failure =
+        if error.is_fault() { Failure::platform(error.to_string()) } else { Failure::usage(error.to_string()) };
+    match error.help() {
+        Some(help) => failure.help(help),
+        None => failure,
+    }
+}

@@ -11,10 +11,12 @@
 //! - a job that ended never changes again.
 
 mod advance;
+mod moment;
 mod waiting;
 mod worker;
 
 pub use advance::{Advance, advance, set_condition};
+pub use moment::{Moment, MomentKind};
 
 use crate::gpus::GpuSet;
 use crate::ledger::GpuState;
@@ -35,10 +37,8 @@ pub const FAILED_GRACE: Span = Span::seconds(2);
 
 /// The exit code with which a job asks to be queued again (`EX_TEMPFAIL`).
 pub const REQUEUE_CODE: i32 = 75;
-
 /// The exit code of a job that used up its time limit, as `timeout` reports it.
 pub const TIME_LIMIT_CODE: i32 = 124;
-
 /// The exit code for faults of the platform itself.
 pub const PLATFORM_CODE: i32 = 125;
 
@@ -307,53 +307,6 @@ pub enum Action {
         /// The attempt.
         attempt: u32,
     },
-}
-
-/// An entry of a job's timeline.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Moment {
-    /// The job.
-    pub job: JobId,
-    /// When.
-    pub at: Time,
-    /// The attempt it belongs to; 0 before the first.
-    pub attempt: u32,
-    /// What.
-    pub kind: MomentKind,
-}
-
-/// What happened, in a job's timeline.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", tag = "moment")]
-#[expect(missing_docs, reason = "the names say it; explain.rs has the sentences")]
-pub enum MomentKind {
-    Submitted { by: String },
-    Placed { nodes: Vec<NodeId>, gpus: u32 },
-    Running { ranks: u32 },
-    FirstStep { step: u64 },
-    CaughtUp { step: u64 },
-    CheckpointComplete { step: u64, path: String },
-    CheckpointFailed { step: u64 },
-    Facts { values: BTreeMap<String, String> },
-    Failing { failure: Failure },
-    Suspending { by: String },
-    Claimed { gpus: u32, victims: u32, cause: EvictionCause },
-    Unclaimed { reason: String },
-    Evicting { cause: EvictionCause, beneficiary: Option<JobKey>, deadline: Time },
-    Spared,
-    Held { by: String },
-    Released { by: String },
-    Updated { by: String, reason: Option<String>, change: Change },
-    DependencyMet { job: JobId, name: String },
-    DependencyFailed { job: JobId, name: String, on: Ending },
-    Cancelling { by: String },
-    TimeLimitReached,
-    NeverReady { missing: Vec<u32> },
-    RequeueAsked { rank: u32 },
-    QueuedAgain { not_before: Option<Time> },
-    Succeeded,
-    Failed { failure: Failure },
-    Cancelled { by: String },
 }
 
 /// The instant at which [`Event::Deadline`] would change the job.

@@ -21,8 +21,8 @@ pub use moment::{Moment, MomentKind};
 use crate::gpus::GpuSet;
 use crate::ledger::GpuState;
 use crate::model::{
-    Address, Cause, Claim, Ending, Eviction, EvictionCause, Failure, Gang, Intent, Job, JobId, JobKey, NodeId, Phase,
-    Placement, Stopping, Suspending, TurnedOut, Worker, WorkerState,
+    Address, Cause, Claim, Ending, Eviction, EvictionCause, Failure, Gang, Intent, Job, JobId, Phase, Placement,
+    Stopping, Suspending, TurnedOut, Worker, WorkerState,
 };
 use crate::time::{Span, Time};
 use serde::{Deserialize, Serialize};

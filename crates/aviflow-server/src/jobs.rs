@@ -240,7 +240,14 @@ pub(crate) async fn act(
         let job = resolve(&app, &name, &by)?;
         let input = match action {
             JobAction::Cancel => EngineInput::Cancel { job, by },
-            JobAction::Suspend { reason } => EngineInput::Suspend { job, by, reason },
+            JobAction::Suspend { reason } => {
+                let name = name.clone();
+                if matches!(seen(&app, job)?.job.phase, Phase::Stopping(_)) {
+                    return Err(Failure::conflict("stopping", format!("`{name}` is being stopped already"))
+                        .help(format!("`aviflow show {name}` says why and how it goes on")));
+                }
+                EngineInput::Suspend { job, by, reason }
+            }
             JobAction::Hold { reason } => EngineInput::Hold { job, by, reason },
             JobAction::Resume { reason } | JobAction::Release { reason } => EngineInput::Release { job, by, reason },
             JobAction::Update(update) => {

@@ -71,10 +71,10 @@ async fn what_cannot_be_suspended_is_refused_with_the_way_on() {
         let path = format!("/v1/jobs/{name}/actions");
         world.refused("POST", &path, Some(json!({ "action": "suspend" }))).await
     };
-    insta::assert_snapshot!(
-        suspend("train").await,
-        @"409 notRunning: `train` is Queued and holds no GPUs (it goes on waiting; `aviflow cancel train` ends it)"
-    );
+    // One that waits is held.
+    let (status, _) = world.call("POST", "/v1/jobs/train/actions", Some(json!({ "action": "suspend" }))).await;
+    assert_eq!(status, StatusCode::OK);
+    assert_eq!(world.get("/v1/jobs/train").await["held"], "ada");
     let id = world.submit(&submission("other")).await.summary.id;
     world.until_phase(id, "Running").await;
     world.call("POST", "/v1/jobs/other/actions", Some(json!({ "action": "cancel" }))).await;

@@ -204,7 +204,7 @@ pub fn until(at: i64, now: i64) -> String {
     let span = at - now;
     match span {
         ..1000 => "now".to_owned(),
-        ..60_000 => format!("in {}", short(span)),
+        1000..60_000 => format!("in {}", short(span)),
         // To the minute: a window in 1h 59m 59s begins in 2h.
         _ => format!("in {}", self::span((span + 30_000) / 60_000 * 60_000)),
     }

@@ -34,6 +34,7 @@ mod reserve;
 mod sooner;
 mod turn_forecast;
 mod turns;
+mod victims;
 
 pub use constraint::never_fits;
 pub use forecast::estimate;

@@ -3,7 +3,7 @@
 use super::*;
 use crate::gpus::Slots;
 use crate::ledger::Ledger;
-use crate::model::{JobKey, Node, Request, Snapshot};
+use crate::model::{JobKey, Node, NodeId, Request, Snapshot};
 
 struct Case {
     snapshot: Snapshot,

@@ -30,13 +30,13 @@ pub(super) fn windows(pass: &mut Pass<'_>) {
 pub(super) fn coming(pass: &mut Pass<'_>) {
     let mut coming: BTreeMap<(Time, usize), Vec<(usize, Slots)>> = BTreeMap::new();
     for node in pass.snapshot.nodes.values() {
-        let Some(drain) = node.drain.as_ref().filter(|d| d.from > pass.now) else { continue };
+        let Some(drain) = node.drain.as_ref().filter(|d| d.from > pass.now && !d.over(pass.now)) else { continue };
         if let Some(i) = pass.grid.index.get(&node.id) {
             coming.entry((drain.from, pass.grid.segment_of[*i])).or_default().push((*i, node.gpus));
         }
     }
     for ((start, segment), slots) in coming {
-        promise(pass, Promise { segment, start, owner: None }, &slots);
+        promise(pass, Promise { segment, start, owner: None, slots });
     }
 }
 
@@ -46,11 +46,11 @@ pub(super) fn move_away(pass: &mut Pass<'_>) {
     let patience = snapshot.policy.patience;
     let from: BTreeMap<NodeId, Time> =
         snapshot.nodes.values().filter_map(|n| Some((n.id, pass.drained_from(n)?))).collect();
-    if from.is_empty() {
+    if from.is_empty() || !snapshot.policy.preemption {
         return;
     }
     for (id, holder) in &pass.index.holders {
-        if holder.leaving || holder.evicting || !holder.preemptible || pass.leaving.contains(id) {
+        if !holder.preemptible || pass.leaving.contains_key(id) {
             continue;
         }
         let Some(job) = snapshot.jobs.get(id) else { continue };
@@ -134,7 +134,7 @@ fn take(pass: &mut Pass<'_>, drain: &RollingDrain, node: NodeId) {
     if let Some(until) = window.until {
         pass.wake(until);
     }
-    pass.taken.insert(node);
+    pass.taken.insert(node, window.until);
     if let Some(i) = pass.grid.index.get(&node) {
         for view in &mut pass.views {
             view.set(pass.grid, *i, Slots::NONE);

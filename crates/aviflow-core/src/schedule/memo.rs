@@ -109,6 +109,7 @@ pub(super) struct Holder {
     pub(super) leaving: bool,
     pub(super) evicting: bool,
     pub(super) priority: i32,
+    pub(super) placed: Time,
 }
 
 /// The waiting jobs of one queue: by priority and user, in the order of their submission.
@@ -242,6 +243,7 @@ impl Index {
             leaving,
             evicting: job.eviction.is_some(),
             priority: job.request.priority,
+            placed: gang.placed,
         };
         self.holders.insert(job.id, holder);
     }

@@ -1,5 +1,5 @@
-//! The order of the waiting jobs: queues by what they lack, then by decayed use
-//! over weight; inside a queue by priority, then the users' decayed use, then
+//! The order of the waiting jobs: queues whose next job is within their guarantee by what they lack, then the
+//! others by decayed use over weight; inside a queue by priority, then the users' decayed use, then
 //! submission; where jobs take turns, by level instead of use.
 //!
 //! The order follows what the pass itself starts: after each start the queues
@@ -42,8 +42,9 @@ struct Line<'a> {
     queue: usize,
     /// Its present key.
     key: QueueKey,
-    /// What the next job wants.
+    /// What the next job wants, and at which levels it would be within the guarantee with it.
     gpu_type: Option<usize>,
+    within: u64,
     /// The next job of each user and priority, or all jobs where they take turns.
     next: BTreeMap<JobKey, Head<'a>>,
     /// Decayed use of the users with what they hold, by user.
@@ -58,8 +59,15 @@ impl<'a> Walk<'a> {
                 continue;
             }
             let queue = pass.branch[jobs];
-            let mut new =
-                Line { jobs, queue, key: Vec::new(), gpu_type: None, next: BTreeMap::new(), had: BTreeMap::new() };
+            let mut new = Line {
+                jobs,
+                queue,
+                key: Vec::new(),
+                gpu_type: None,
+                within: 0,
+                next: BTreeMap::new(),
+                had: BTreeMap::new(),
+            };
             match pass.shares(queue) {
                 Some(sharing) => new.levels(pass, &sharing),
                 None => new.users(pass),
@@ -75,7 +83,8 @@ impl<'a> Walk<'a> {
         let line = &mut self.lines[at];
         let Some((_, head)) = line.next.first_key_value() else { return };
         line.gpu_type = head.waiter.gpu_type;
-        line.key = pass.quotas.key(line.queue, line.gpu_type);
+        line.within = within(pass, line.queue, head.waiter);
+        line.key = pass.quotas.key(line.queue, line.gpu_type, line.within);
         self.queues.insert((line.key.clone(), at));
     }
 
@@ -90,14 +99,15 @@ impl<'a> Walk<'a> {
             };
             self.current = Some((at, head.user));
             if let Some(mut rest) = head.rest
-                && let Some(((submitted, next), waiter)) = rest.next()
+                && let Some(((submitted, next), waiter)) = rest.find(|((_, id), _)| waits(pass, *id))
             {
                 let had = line.had.get(&head.user).copied().unwrap_or(0);
                 let follows = Head { user: head.user, waiter, rest: Some(rest) };
                 line.next.insert((key.0, 0, had, *submitted, *next), follows);
             }
-            let wants = line.next.first_key_value().map(|(_, h)| h.waiter.gpu_type);
-            if wants.is_none_or(|t| t != line.gpu_type) {
+            let follows = line.next.first_key_value().map(|(_, h)| h.waiter);
+            let alike = |w: &Waiter| w.gpu_type == line.gpu_type && within(pass, line.queue, w) == line.within;
+            if !follows.is_some_and(alike) {
                 self.queues.pop_first();
                 self.place(pass, at);
             }
@@ -130,6 +140,17 @@ impl<'a> Walk<'a> {
     }
 }
 
+/// Whether an earlier round of the pass has not started it.
+fn waits(pass: &Pass<'_>, job: JobId) -> bool {
+    pass.started.is_empty() || !pass.started.contains_key(&job)
+}
+
+/// The levels, a bit for each from the root on, at which a queue is within its guarantee with the job.
+fn within(pass: &Pass<'_>, queue: usize, waiter: &Waiter) -> u64 {
+    let gpus = pass.index.classes[waiter.class as usize].gpus();
+    pass.quotas.within(queue, waiter.gpu_type, gpus)
+}
+
 impl<'a> Line<'a> {
     fn users(&mut self, pass: &Pass<'a>) {
         let queue = &pass.quotas.branches[self.queue].name;
@@ -145,7 +166,7 @@ impl<'a> Line<'a> {
                     })
             });
             let mut rest = list.iter();
-            if let Some(((submitted, id), waiter)) = rest.next() {
+            if let Some(((submitted, id), waiter)) = rest.find(|((_, id), _)| waits(pass, *id)) {
                 let head = Head { user: *user, waiter, rest: Some(rest) };
                 self.next.insert((*priority, 0, had, *submitted, *id), head);
             }
@@ -154,7 +175,7 @@ impl<'a> Line<'a> {
 
     fn levels(&mut self, pass: &Pass<'a>, sharing: &TimeSharing) {
         for ((priority, user), list) in &pass.index.lines[self.jobs].by_user {
-            for ((submitted, id), waiter) in list {
+            for ((submitted, id), waiter) in list.iter().filter(|((_, id), _)| waits(pass, *id)) {
                 let gpus = pass.index.classes[waiter.class as usize].gpus();
                 let level = turns::level(pass, sharing, waiter.had, gpus, *submitted);
                 let head = Head { user: *user, waiter, rest: None };

@@ -39,16 +39,24 @@ pub(super) struct Pass<'a> {
     pub(super) whole: Option<View>,
     /// By class: the shortest that found no place, with what is preferred and without.
     blocked: Vec<[Option<Time>; 2]>,
-    /// Jobs that a decision of this pass suspends or tells to leave.
-    pub(super) leaving: BTreeSet<JobId>,
-    /// Claimers that this pass starts.
-    pub(super) settled: BTreeSet<JobId>,
+    /// By class: whether nothing is promised to its jobs any more.
+    reserved: Vec<bool>,
+    /// Jobs that leave or are told to, with when their GPUs are expected back.
+    pub(super) leaving: BTreeMap<JobId, Time>,
+    /// GPUs promised by claims, by node.
+    pub(super) claimed: Vec<Slots>,
+    /// Jobs that leave for certain, by a decision of this pass.
+    pub(super) suspended: BTreeSet<JobId>,
+    /// Jobs that this pass starts.
+    pub(super) started: BTreeMap<JobId, Started>,
+    /// Whether a start was taken back.
+    pub(super) undone: bool,
     /// Claimers whose claims this pass takes back.
     pub(super) dropped: BTreeSet<JobId>,
     /// Jobs that this pass promises GPUs.
     pub(super) promised: BTreeSet<JobId>,
-    /// Nodes that this pass gives to a rolling drain.
-    pub(super) taken: BTreeSet<NodeId>,
+    /// Nodes that this pass gives to a rolling drain, and until when.
+    pub(super) taken: BTreeMap<NodeId, Option<Time>>,
     /// Whether a job waits for its turn, and when the first of them gets a lower level.
     pub(super) turn: Option<Time>,
     /// The job for which what is free is kept until others have had their shortest turns.
@@ -62,6 +70,17 @@ pub(super) struct Pass<'a> {
     pub(super) out: Plan,
     /// What is known of each of the waiting in the plan.
     pub(super) waiters: Vec<&'a Waiter>,
+}
+
+/// A job that the pass starts.
+#[derive(Clone, Copy)]
+pub(super) struct Started {
+    pub(super) segment: usize,
+    pub(super) queue: usize,
+    pub(super) gpus: u32,
+    pub(super) preemptible: bool,
+    /// The queue and the user, as the index knows them.
+    pub(super) user: (usize, u32),
 }
 
 /// What a job wants, in the terms of the pass.
@@ -79,6 +98,9 @@ pub(super) struct Ask<'a> {
     pub(super) sharing: Option<TimeSharing>,
 }
 
+/// Rounds of a pass at most. Far more than are ever needed.
+const ROUNDS: usize = 1000;
+
 /// GPUs of a node that gangs may have now or later.
 fn usable(node: &Node, now: Time) -> Slots {
     let drained = node.drain.as_ref().is_some_and(|d| d.covers(now));
@@ -90,6 +112,16 @@ fn usable(node: &Node, now: Time) -> Slots {
     if closed { Slots::NONE } else { node.gpus.without(node.unhealthy).without(node.leaving) }
 }
 
+/// The quota tree with what is charged to it, and the branch of each interned queue.
+fn charged(snapshot: &Snapshot, memo: &Memo, now: Time, usable: &dyn Fn(&Node) -> Slots) -> (Quotas, Vec<usize>) {
+    let mut quotas = Quotas::new(snapshot, &memo.grid, now, usable);
+    let branch = quotas.all_of(snapshot, &memo.grid, &memo.index.queues);
+    for holder in memo.index.holders.values() {
+        quotas.charge(branch[holder.queue as usize], holder.gpu_type, holder.gpus, holder.preemptible, true);
+    }
+    (quotas, branch)
+}
+
 impl<'a> Pass<'a> {
     pub(super) fn new(snapshot: &'a Snapshot, memo: &'a Memo, now: Time) -> Pass<'a> {
         let (grid, index) = (&memo.grid, &memo.index);
@@ -99,11 +131,8 @@ impl<'a> Pass<'a> {
                 free[*i] = usable(node, now).without(node.held).without(node.claimed);
             }
         }
-        let mut quotas = Quotas::new(snapshot, grid, now);
-        let branch: Vec<usize> = index.queues.iter().map(|q| quotas.of(snapshot, grid, q)).collect();
-        for holder in index.holders.values() {
-            quotas.charge(branch[holder.queue as usize], holder.gpu_type, holder.gpus, holder.preemptible, true);
-        }
+        let claimed = grid.ids.iter().map(|id| snapshot.nodes.get(id).map_or(Slots::NONE, |n| n.claimed)).collect();
+        let (quotas, branch) = charged(snapshot, memo, now, &|node| usable(node, now));
         let share_of = |b: &usize| snapshot.queues.get(&quotas.branches[*b].name)?.time_sharing;
         let share_of_branch = quotas.branches.iter().map(|b| b.path.iter().rev().find_map(share_of)).collect();
         let share_of_segment = grid.segments.iter().map(|s| snapshot.pools.get(&s.pool)?.time_sharing).collect();
@@ -121,10 +150,14 @@ impl<'a> Pass<'a> {
             views: vec![View::new(grid, free)],
             promises: Vec::new(),
             blocked: vec![[None; 2]; index.classes.len()],
-            leaving: BTreeSet::new(),
-            settled: BTreeSet::new(),
+            reserved: vec![false; index.classes.len()],
+            leaving: BTreeMap::new(),
+            claimed,
+            suspended: BTreeSet::new(),
+            started: BTreeMap::new(),
+            undone: false,
             dropped: BTreeSet::new(),
-            taken: BTreeSet::new(),
+            taken: BTreeMap::new(),
             promised: BTreeSet::new(),
             turn: None,
             held: None,
@@ -150,13 +183,21 @@ impl<'a> Pass<'a> {
 
     /// GPUs of a node that gangs may have now or later.
     pub(super) fn usable(&self, node: &Node) -> Slots {
-        if self.taken.contains(&node.id) { Slots::NONE } else { usable(node, self.now) }
+        if self.taken.contains_key(&node.id) { Slots::NONE } else { usable(node, self.now) }
     }
 
     /// From when on a node is to be empty, if it is.
     pub(super) fn drained_from(&self, node: &Node) -> Option<Time> {
-        let own = node.drain.as_ref().filter(|d| !d.over(self.now)).map(|d| d.from);
-        if self.taken.contains(&node.id) { Some(self.now) } else { own }
+        self.drain(node).map(|(from, _)| from)
+    }
+
+    /// The beginning and the end of a node's drain, if it is to be empty, which may be never.
+    pub(super) fn drain(&self, node: &Node) -> Option<(Time, Time)> {
+        let never = Time(i64::MAX);
+        if let Some(until) = self.taken.get(&node.id) {
+            return Some((self.now, until.unwrap_or(never)));
+        }
+        node.drain.as_ref().filter(|d| !d.over(self.now)).map(|d| (d.from, d.until.unwrap_or(never)))
     }
 
     pub(super) fn wake(&mut self, at: Time) {
@@ -207,16 +248,24 @@ impl<'a> Pass<'a> {
     fn walk(&mut self) {
         let mut walk = Walk::new(self);
         while let Some((id, waiter)) = walk.next(self) {
-            if self.settled.contains(&id) {
+            if self.started.contains_key(&id) {
                 continue;
             }
             let claims = waiter.claims && !self.dropped.contains(&id);
+            if (claims || self.promised.contains(&id))
+                && let Some(ask) = self.ask(id, waiter)
+                && let Some(got) = claims::elsewhere(self, &ask, (waiter.queue as usize, waiter.user))
+            {
+                walk.done(self, got);
+                continue;
+            }
             if self.snapshot.paused.is_some() || claims || self.promised.contains(&id) {
                 self.wait(id, waiter);
                 continue;
             }
             let mode = usize::from(self.insists(waiter));
-            if self.blocked[waiter.class as usize][mode].is_some_and(|shortest| self.end(waiter) >= shortest) {
+            let class = waiter.class as usize;
+            if self.reserved[class] && self.blocked[class][mode].is_some_and(|shortest| self.end(waiter) >= shortest) {
                 self.wait(id, waiter);
                 if let Some(until) = waiter.not_before {
                     self.wake(until);
@@ -225,9 +274,6 @@ impl<'a> Pass<'a> {
             }
             let Some(ask) = self.ask(id, waiter) else { continue };
             let got = self.visit(&ask, waiter);
-            if got > 0 {
-                *self.charged.entry((waiter.queue as usize, waiter.user)).or_default() += got;
-            }
             walk.done(self, got);
         }
     }
@@ -247,6 +293,7 @@ impl<'a> Pass<'a> {
         self.views.truncate(1);
         self.promises.clear();
         self.blocked.fill([None; 2]);
+        self.reserved.fill(false);
         self.ends = None;
     }
 
@@ -277,24 +324,43 @@ impl<'a> Pass<'a> {
             return 0;
         }
         if held_queue(self, ask.queue).is_none() {
+            let user = (waiter.queue as usize, waiter.user);
             if let Some((segment, placement)) = self.place_free(ask) {
-                let gpus = placement.gpus().count();
-                self.take(segment, &placement, ask.queue, ask.class.preemptible);
-                self.settled.insert(ask.id);
-                self.out.decisions.push(Decision::Start { job: ask.id, placement });
-                return gpus;
+                return self.start(ask, user, segment, placement);
             }
-            if let Some(gpus) = preempt::claim(self, ask) {
+            // Nobody leaves only because the job would rather be somewhere else.
+            let anywhere = Ask { insists: false, ..*ask };
+            if !(ask.insists && self.place_free(&anywhere).is_some())
+                && let Some((segment, placement, claimed)) = preempt::claim(self, ask)
+            {
+                if !claimed {
+                    return self.start(ask, user, segment, placement);
+                }
+                let gpus = placement.gpus().count();
+                *self.charged.entry(user).or_default() += gpus;
                 self.promised.insert(ask.id);
                 self.wait(ask.id, waiter);
                 return gpus;
             }
-            reserve::reserve(self, ask);
+            self.reserved[ask.class_id] = !reserve::reserve(self, ask);
             turns::note(self, ask);
+        } else {
+            self.reserved[ask.class_id] = true;
         }
         self.block(ask);
         self.wait(ask.id, waiter);
         0
+    }
+
+    /// Starts the job. Tells how many GPUs it got.
+    pub(super) fn start(&mut self, ask: &Ask<'_>, user: (usize, u32), segment: usize, placement: Placement) -> u32 {
+        let gpus = placement.gpus().count();
+        let preemptible = ask.class.preemptible;
+        self.take(segment, &placement, ask.queue, preemptible);
+        self.started.insert(ask.id, Started { segment, queue: ask.queue, gpus, preemptible, user });
+        *self.charged.entry(user).or_default() += gpus;
+        self.out.decisions.push(Decision::Start { job: ask.id, placement });
+        gpus
     }
 
     /// The first accelerator type in order of preference, and the best place there.
@@ -314,9 +380,10 @@ impl<'a> Pass<'a> {
         if class.topology.require.as_deref() == Some(NODE_LEVEL) && class.nodes.min > 1 {
             return None;
         }
+        let promised = if as_many { self.promised_beside(ask, s.gpu_type) } else { BTreeMap::new() };
         let fits = |n: u32| {
             let gpus = n.saturating_mul(class.gpus_per_node);
-            self.quotas.short(ask.queue, s.gpu_type, gpus, class.preemptible).is_none()
+            self.quotas.short_beside(ask.queue, s.gpu_type, gpus, class.preemptible, &promised).is_none()
         };
         if as_many && !fits(class.nodes.min) {
             return None;
@@ -327,6 +394,18 @@ impl<'a> Pass<'a> {
         }
         let nodes = (class.nodes.min, most);
         Some(Wanted { nodes, gpus_per_node: class.gpus_per_node, within, last: &ask.job.last_nodes })
+    }
+
+    /// GPUs of a type that others were promised before the job would end, by queue.
+    pub(super) fn promised_beside(&self, ask: &Ask<'a>, t: usize) -> BTreeMap<usize, u32> {
+        let mut promised = BTreeMap::new();
+        for promise in self.promises.iter().filter(|p| p.start < ask.end && !p.yields_to(self, ask)) {
+            let Some(owner) = promise.owner.as_ref().filter(|o| o.gpu_type == t) else { continue };
+            for above in &self.quotas.branches[owner.queue].path {
+                *promised.entry(*above).or_insert(0) += owner.gpus;
+            }
+        }
+        promised
     }
 
     /// What is free for the job: not what is promised to others before it would end, unless they could take it back.
@@ -369,14 +448,20 @@ pub(super) fn run(snapshot: &Snapshot, memo: &mut Memo, now: Time) -> Plan {
     let mut pass = Pass::new(snapshot, memo, now);
     drains::windows(&mut pass);
     drains::roll(&mut pass);
+    if !pass.taken.is_empty() {
+        (pass.quotas, pass.branch) = charged(snapshot, memo, now, &|node| pass.usable(node));
+    }
+    drains::coming(&mut pass);
+    claims::leaving(&mut pass);
     claims::keep(&mut pass);
     claims::evictions(&mut pass);
     drains::move_away(&mut pass);
-    drains::coming(&mut pass);
-    loop {
-        let before = pass.out.decisions.len();
+    for _ in 0..ROUNDS {
+        let before = pass.started.len() + pass.out.decisions.len();
+        pass.undone = false;
         pass.walk();
-        if pass.out.decisions.len() == before || pass.promises.is_empty() {
+        let decided = pass.started.len() + pass.out.decisions.len() != before && !pass.out.waiting.is_empty();
+        if !decided && !pass.undone {
             break;
         }
         pass.again();

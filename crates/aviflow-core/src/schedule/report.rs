@@ -45,7 +45,7 @@ pub fn queues(snapshot: &Snapshot, now: Time) -> BTreeMap<String, QueueUse> {
     let mut pass = Pass::new(snapshot, &memo, now);
     pass.charge_claims();
     let mut out = BTreeMap::new();
-    for (b, branch) in pass.quotas.branches.iter().enumerate() {
+    for (b, branch) in pass.quotas.branches.iter().enumerate().filter(|(_, b)| !b.own) {
         let mut queue =
             QueueUse { decayed: pass.quotas.decayed(b), time_sharing: pass.shares(b), ..QueueUse::default() };
         for (t, name) in pass.grid.types.iter().enumerate().filter(|(t, _)| pass.quotas.managed[*t]) {
@@ -61,7 +61,7 @@ pub fn queues(snapshot: &Snapshot, now: Time) -> BTreeMap<String, QueueUse> {
 pub struct QueueFactor {
     /// The queue.
     pub queue: String,
-    /// The part of its guarantee that it uses, in millionths; none if it lacks nothing.
+    /// The part of its guarantee that it uses, in millionths; none if it would exceed it with the job.
     pub guarantee_used: Option<u64>,
     /// Decayed GPU-milliseconds over its weight, with what it holds.
     pub use_over_weight: u64,
@@ -92,7 +92,8 @@ pub fn factors(snapshot: &Snapshot, jobs: &[JobId], now: Time) -> BTreeMap<JobId
     let of = |id: &JobId| {
         let waiter = pass.index.waiter(*id)?;
         let ask = pass.ask(*id, waiter)?;
-        let key = pass.quotas.key(ask.queue, waiter.gpu_type);
+        let within = pass.quotas.within(ask.queue, waiter.gpu_type, ask.class.gpus());
+        let key = pass.quotas.key(ask.queue, waiter.gpu_type, within);
         let queue = |(lacks_nothing, figure, b): (bool, u64, usize)| QueueFactor {
             queue: pass.quotas.branches[b].name.clone(),
             guarantee_used: (!lacks_nothing).then_some(figure),
@@ -104,7 +105,7 @@ pub fn factors(snapshot: &Snapshot, jobs: &[JobId], now: Time) -> BTreeMap<JobId
         let usage = snapshot.usage.get(&(ask.job.request.queue.clone(), ask.job.user.clone()));
         let used = usage.map_or(0, |u| u.at(now, snapshot.policy.half_life));
         let factors = Factors {
-            queues: key.into_iter().map(queue).collect(),
+            queues: key.into_iter().filter(|(.., b)| !pass.quotas.branches[*b].own).map(queue).collect(),
             priority: ask.class.priority,
             level,
             user_use: level.is_none().then_some(used),

@@ -7,7 +7,7 @@ use super::claims;
 use super::grid::View;
 use super::pass::{Ask, Pass, held_for};
 use super::place::{self, Wanted};
-use super::preempt::{Candidate, add};
+use super::preempt::{self, Candidate, add};
 use crate::fixed;
 use crate::model::{EvictionCause, Job, TimeSharing};
 use crate::time::{Span, Time};
@@ -64,29 +64,28 @@ struct Turn {
 
 /// Who takes turns with the job in a segment, in the order in which they would have to leave: the highest level
 /// first, then the latest submission.
-fn turns(pass: &Pass<'_>, ask: &Ask<'_>, sharing: &TimeSharing, segment: usize) -> Vec<Turn> {
-    let t = pass.grid.segments[segment].gpu_type;
+fn turns(pass: &mut Pass<'_>, ask: &Ask<'_>, sharing: &TimeSharing, segment: usize) -> Vec<Turn> {
     let mut found = Vec::new();
+    preempt::rights(pass);
+    let Some(rights) = &pass.rights else { return found };
     for (id, holder) in &pass.index.holders {
         if holder.segment != segment
             || !holder.preemptible
-            || holder.leaving
-            || holder.evicting
-            || pass.leaving.contains(id)
+            || holder.priority != ask.class.priority
+            || pass.leaving.contains_key(id)
         {
             continue;
         }
-        let Some(job) = pass.snapshot.jobs.get(id).filter(|j| j.request.priority == ask.class.priority) else {
-            continue;
-        };
+        let Some(job) = pass.snapshot.jobs.get(id) else { continue };
         let queue = pass.branch[holder.queue as usize];
         // Between queues only with what is nobody's guarantee.
-        let guaranteed = pass.quotas.managed[t] && pass.quotas.used(queue, t) <= pass.quotas.guarantee(queue, t);
-        if queue != ask.queue && (guaranteed || pass.sharing(queue, &[segment]).is_none()) {
+        let borrowed = || pass.quotas.part(ask.queue, queue).is_none_or(|(_, level)| rights.borrows(*id, level));
+        let theirs = pass.quotas.managed[holder.gpu_type] && !borrowed();
+        if queue != ask.queue && (theirs || pass.sharing(queue, &[segment]).is_none()) {
             continue;
         }
         let Some(gang) = job.phase.gang() else { continue };
-        let candidate = Candidate::new(pass, job, holder, queue, EvictionCause::Turn);
+        let candidate = Candidate::new(pass, ask, job, holder, queue, EvictionCause::Turn);
         let (level, over_at) = (level_of(pass, sharing, job), gang.placed + sharing.minimum_run);
         found.push(Turn { level, submitted: job.submitted, over_at, candidate });
     }
@@ -100,19 +99,15 @@ pub(super) fn displace(pass: &mut Pass<'_>, ask: &Ask<'_>, segment: usize) -> Op
     if pass.held.is_some() {
         return None;
     }
-    let wanted = pass.wanted(ask, segment, true)?;
-    let wanted = Wanted { nodes: (wanted.nodes.0, wanted.nodes.0), ..wanted };
+    let wanted = pass.wanted(ask, segment, false)?;
     let mine = level(pass, &sharing, ask.job.gpu_time, ask.class.gpus(), ask.job.submitted);
     let mut turns = turns(pass, ask, &sharing, segment);
     if turns.is_empty() {
         return None;
     }
-    let mut base = pass.view_for(ask, segment).clone();
-    for (node, slots) in claims::free_soon(pass) {
-        let free = base.free[node].or(slots);
-        base.set(pass.grid, node, free);
-    }
-    if fits(pass, &base, segment, &wanted) {
+    let base = claims::free_soon(pass, ask, segment, false);
+    let search = Search { ask, segment, wanted, base: &base };
+    if search.enough(pass, &claims::free_soon(pass, ask, segment, true), &[]) {
         return None;
     }
     let gpus = ask.class.gpus();
@@ -120,10 +115,10 @@ pub(super) fn displace(pass: &mut Pass<'_>, ask: &Ask<'_>, segment: usize) -> Op
     let lower: Vec<usize> = (0..turns.len()).filter(|i| over(&turns[*i]) && turns[*i].level >= mine + GAP).collect();
     let smaller = |i: &usize| over(&turns[*i]) && turns[*i].level >= mine && turns[*i].candidate.gpus < gpus;
     let filling: Vec<usize> = (0..turns.len()).filter(smaller).collect();
-    let mut chosen = enough(pass, &base, segment, &wanted, &turns, &lower);
+    let mut chosen = search.needed(pass, &turns, &lower);
     if chosen.is_none() {
         let half = |set: &Vec<usize>| set.iter().map(|i| turns[*i].candidate.gpus).sum::<u32>() <= gpus / 2;
-        chosen = enough(pass, &base, segment, &wanted, &turns, &filling).filter(half);
+        chosen = search.needed(pass, &turns, &filling).filter(half);
     }
     if let Some(mut set) = chosen {
         set.sort_unstable();
@@ -133,12 +128,12 @@ pub(super) fn displace(pass: &mut Pass<'_>, ask: &Ask<'_>, segment: usize) -> Op
     turns.retain(|t| t.over_at <= pass.now + HOLD && t.level >= mine + GAP);
     turns.sort_by_key(|t| (t.over_at, t.candidate.job));
     let all: Vec<usize> = (0..turns.len()).collect();
-    let soon = taken_until_fits(pass, &base, segment, &wanted, &turns, &all)?;
+    let soon = search.until_enough(pass, &turns, &all)?;
     let mut after = base.clone();
     add(pass, &mut after, soon.iter().map(|i| &turns[*i].candidate));
     // Of the place that it would have then, the part that is free now; those who go on first.
     let leaving = taken_slots(&soon, &turns);
-    let placement = place::place_preferring(pass.grid, &pass.grid.segments[segment], &after, &wanted, &leaving)?;
+    let placement = place::place_preferring(pass.grid, &pass.grid.segments[segment], &after, &search.wanted, &leaving)?;
     for view in &mut pass.views {
         view.take(pass.grid, &placement);
     }
@@ -153,50 +148,56 @@ fn taken_slots(set: &[usize], turns: &[Turn]) -> Vec<usize> {
     nodes
 }
 
-fn fits(pass: &Pass<'_>, view: &View, segment: usize, wanted: &Wanted<'_>) -> bool {
-    let s = &pass.grid.segments[segment];
-    place::room(pass.grid, s, view, wanted.gpus_per_node, wanted.within) >= wanted.nodes.0
+/// The search for those who yield in a segment.
+struct Search<'s, 'a> {
+    ask: &'s Ask<'a>,
+    segment: usize,
+    wanted: Wanted<'a>,
+    base: &'s View,
 }
 
-/// The first of the list, as many as it takes.
-fn taken_until_fits(
-    pass: &Pass<'_>,
-    base: &View,
-    segment: usize,
-    wanted: &Wanted<'_>,
-    turns: &[Turn],
-    list: &[usize],
-) -> Option<Vec<usize>> {
-    let mut view = base.clone();
-    for (n, i) in list.iter().enumerate() {
-        add(pass, &mut view, std::iter::once(&turns[*i].candidate));
-        if fits(pass, &view, segment, wanted) {
-            return Some(list[..=n].to_vec());
+impl Search<'_, '_> {
+    /// Whether there is room and quota for the job once some have given it up.
+    fn enough(&self, pass: &Pass<'_>, view: &View, gone: &[&Candidate]) -> bool {
+        let s = &pass.grid.segments[self.segment];
+        if place::room(pass.grid, s, view, self.wanted.gpus_per_node, self.wanted.within) < self.wanted.nodes.0 {
+            return false;
         }
+        let given = preempt::given(pass, gone.iter().copied());
+        let class = self.ask.class;
+        pass.quotas.short_after(self.ask.queue, s.gpu_type, class.gpus(), class.preemptible, &given).is_none()
     }
-    None
-}
 
-/// The same, without those that are not needed: the last taken are left out first.
-fn enough(
-    pass: &Pass<'_>,
-    base: &View,
-    segment: usize,
-    wanted: &Wanted<'_>,
-    turns: &[Turn],
-    list: &[usize],
-) -> Option<Vec<usize>> {
-    let mut set = taken_until_fits(pass, base, segment, wanted, turns, list)?;
-    let mut i = set.len();
-    while i > 0 {
-        i -= 1;
-        let mut without = base.clone();
-        add(pass, &mut without, set.iter().enumerate().filter(|(n, _)| *n != i).map(|(_, t)| &turns[*t].candidate));
-        if fits(pass, &without, segment, wanted) {
-            set.remove(i);
+    /// The first of the list, as many as it takes.
+    fn until_enough(&self, pass: &Pass<'_>, turns: &[Turn], list: &[usize]) -> Option<Vec<usize>> {
+        let mut view = self.base.clone();
+        let mut gone = Vec::with_capacity(list.len());
+        for (n, i) in list.iter().enumerate() {
+            add(pass, &mut view, std::iter::once(&turns[*i].candidate));
+            gone.push(&turns[*i].candidate);
+            if self.enough(pass, &view, &gone) {
+                return Some(list[..=n].to_vec());
+            }
         }
+        None
     }
-    Some(set)
+
+    /// The same, without those that are not needed: the last taken are left out first.
+    fn needed(&self, pass: &Pass<'_>, turns: &[Turn], list: &[usize]) -> Option<Vec<usize>> {
+        let mut set = self.until_enough(pass, turns, list)?;
+        let mut i = set.len();
+        while i > 0 {
+            i -= 1;
+            let rest: Vec<&Candidate> =
+                set.iter().enumerate().filter(|(n, _)| *n != i).map(|(_, t)| &turns[*t].candidate).collect();
+            let mut without = self.base.clone();
+            add(pass, &mut without, rest.iter().copied());
+            if self.enough(pass, &without, &rest) {
+                set.remove(i);
+            }
+        }
+        Some(set)
+    }
 }
 
 /// Notes that a job waits for its turn.
@@ -213,7 +214,7 @@ pub(super) fn note(pass: &mut Pass<'_>, ask: &Ask<'_>) {
 pub(super) fn wake(pass: &mut Pass<'_>) {
     let Some(mut next) = pass.turn else { return };
     for (id, holder) in &pass.index.holders {
-        if holder.leaving || holder.evicting || pass.leaving.contains(id) {
+        if pass.leaving.contains_key(id) {
             continue;
         }
         let Some(job) = pass.snapshot.jobs.get(id) else { continue };

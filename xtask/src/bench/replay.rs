@@ -49,8 +49,10 @@ pub fn run(write: bool) -> Result<u8> {
     }
     out += "\nWaits in hours, means and the longest: completion − submission − run time.";
     out += if traces("kalos").is_some() { "\n" } else { " The traces are generated ones.\n" };
-    out += &format!("\nOver {TRACES} perturbed traces of Kalos × 4, as ratios to EASY with exact limits on the same trace, \
-        mean ± deviation:\n\n| policy | 128 nodes and more | 64 to 127 | 8 to 63 | under 8 | all |\n|---|---|---|---|---|---|\n");
+    out += &format!(
+        "\nOver {TRACES} perturbed traces of Kalos × 4, as ratios to EASY with exact limits on the same trace, \
+        mean ± deviation:\n\n| policy | 128 nodes and more | 64 to 127 | 8 to 63 | under 8 | all |\n|---|---|---|---|---|---|\n"
+    );
     for (words, mode) in [("aviflow, exact limits", "off"), ("aviflow, no limits and time sharing", "on")] {
         println!("{TRACES} perturbed traces: {words}");
         let options: &[&[&str]] = &[KALOS, &["--preemption", mode, "--perturb", TRACES]];

@@ -5,6 +5,7 @@ use super::grid::View;
 use super::memo::Class;
 use super::pass::{Ask, Pass, environment_ready, held_queue, within};
 use super::quota::Short;
+use super::reserve::Promise;
 use super::{Constraint, place};
 use crate::gpus::Slots;
 use crate::model::{EvictionCause, Job, JobId, NODE_LEVEL, NodeCondition, Request, Snapshot};
@@ -171,27 +172,23 @@ fn capacity(pass: &Pass<'_>, ask: &Ask<'_>) -> Constraint {
         let Some(level) = within(segment, class, ask.insists).filter(|_| !quota) else { continue };
         let room = place::room(pass.grid, segment, view, gpus, level);
         if room >= class.nodes.min
-            && let Some(p) =
-                pass.promises.iter().find(|p| p.segment == s && p.start < ask.end && !p.yields_to(pass, ask))
+            && let Some(p) = promised(pass, ask, s, level)
         {
             let name = |id: JobId| pass.snapshot.jobs.get(&id).map(|j| j.key.name.clone());
             let job = p.owner.as_ref().and_then(|o| name(o.job));
             return Constraint::Promised { job, start: p.start };
         }
-        if ask.insists && room < class.nodes.min {
-            let anywhere = within(segment, class, false).map_or(0, |l| place::room(pass.grid, segment, view, gpus, l));
-            if anywhere >= class.nodes.min
-                && let (Some(level), Some(wait)) = (&class.topology.prefer, class.topology.max_wait)
-            {
-                let until = ask.job.submitted + wait;
-                return Constraint::Preference {
-                    level: level.clone(),
-                    needs_nodes: class.nodes.min,
-                    best: room,
-                    until,
-                };
-            }
+        let anywhere = within(segment, class, false).map_or(0, |l| place::room(pass.grid, segment, view, gpus, l));
+        if ask.insists
+            && room < class.nodes.min
+            && anywhere >= class.nodes.min
+            && let (Some(level), Some(wait)) = (&class.topology.prefer, class.topology.max_wait)
+        {
+            let until = ask.job.submitted + wait;
+            return Constraint::Preference { level: level.clone(), needs_nodes: class.nodes.min, best: room, until };
         }
+        // Where there is too little anyhow, it is not what it would rather have that keeps it.
+        let room = anywhere;
         let whole = &segment.domains[segment.top()][0];
         let (free, most) = view.free_in(pass.grid, whole.id);
         // The type that comes nearest is the one to name.
@@ -209,6 +206,27 @@ fn capacity(pass: &Pass<'_>, ask: &Ask<'_>) -> Constraint {
         most_free_on_a_node: most,
         level: class.topology.require.clone().filter(|l| l != NODE_LEVEL),
     }
+}
+
+/// The first promise that leaves the job no room, or no quota. If it ended before, it could start.
+fn promised<'p>(pass: &'p Pass<'_>, ask: &Ask<'_>, segment: usize, level: usize) -> Option<&'p Promise> {
+    let (class, s) = (ask.class, &pass.grid.segments[segment]);
+    let before = pass.promises.partition_point(|p| p.start < ask.end);
+    let mut beside: BTreeMap<usize, u32> = BTreeMap::new();
+    for (i, promise) in pass.promises[..before].iter().enumerate() {
+        let owner = promise.owner.as_ref().filter(|o| o.gpu_type == s.gpu_type && !promise.yields_to(pass, ask));
+        for owner in owner {
+            for above in &pass.quotas.branches[owner.queue].path {
+                *beside.entry(*above).or_insert(0) += owner.gpus;
+            }
+        }
+        let quota = pass.quotas.short_beside(ask.queue, s.gpu_type, class.gpus(), class.preemptible, &beside);
+        let room = place::room(pass.grid, s, &pass.views[i + 1], class.gpus_per_node, level);
+        if quota.is_some() || promise.segment == segment && room < class.nodes.min {
+            return Some(promise);
+        }
+    }
+    None
 }
 
 fn class_request(class: &Class) -> Request {

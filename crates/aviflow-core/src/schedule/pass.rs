@@ -301,7 +301,7 @@ impl<'a> Pass<'a> {
     /// there may be room for more. Forgets the promises, keeps what was decided.
     fn again(&mut self) {
         self.forget();
-        self.turn = None;
+        (self.turn, self.held) = (None, None);
         self.out.waiting.clear();
         self.waiters.clear();
         self.out.reservations.clear();

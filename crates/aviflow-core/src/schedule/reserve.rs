@@ -211,8 +211,10 @@ pub(super) fn reserve(pass: &mut Pass<'_>, ask: &Ask<'_>) -> bool {
         return false;
     }
     let most = pass.snapshot.policy.reservations as usize;
-    let open =
-        |pass: &Pass<'_>, s: usize| pass.promises.iter().filter(|p| p.segment == s && p.owner.is_some()).count() < most;
+    let open = |pass: &Pass<'_>, s: usize| {
+        let reserved = |p: &&Promise| p.owner.as_ref().is_some_and(|o| Some(o.job) != pass.held);
+        pass.promises.iter().filter(|p| p.segment == s).filter(reserved).count() < most
+    };
     let segments = pass.segments(ask).to_vec();
     if !segments.iter().any(|s| open(pass, *s)) {
         return false;
@@ -233,7 +235,16 @@ pub(super) fn reserve(pass: &mut Pass<'_>, ask: &Ask<'_>) -> bool {
         Some((start, s, placement))
     });
     let Some((start, segment, placement)) = found.min_by_key(|(start, s, _)| (*start, *s)) else { return false };
-    let t = pass.grid.segments[segment].gpu_type;
+    let owner = owner(pass, ask, pass.grid.segments[segment].gpu_type, start);
+    let slots = kept_free(pass, &placement, start);
+    promise(pass, Promise { segment, start, owner: Some(owner), slots });
+    pass.out.reservations.push(Reservation { job: ask.id, placement, start });
+    pass.ends = None;
+    true
+}
+
+/// Whose a promise is that begins at `start`.
+pub(super) fn owner(pass: &Pass<'_>, ask: &Ask<'_>, t: usize, start: Time) -> Owner {
     let mut used_then = vec![0; pass.quotas.branches.len()];
     let mut held = Vec::new();
     for (id, holder) in pass.index.holders.iter().filter(|(_, h)| h.gpu_type == t) {
@@ -258,12 +269,7 @@ pub(super) fn reserve(pass: &mut Pass<'_>, ask: &Ask<'_>) -> bool {
         }
     }
     let then = pass.quotas.borrowed(held);
-    let owner = Owner { job: ask.id, queue: ask.queue, gpu_type: t, gpus: ask.class.gpus(), used_then, then };
-    let slots = kept_free(pass, &placement, start);
-    promise(pass, Promise { segment, start, owner: Some(owner), slots });
-    pass.out.reservations.push(Reservation { job: ask.id, placement, start });
-    pass.ends = None;
-    true
+    Owner { job: ask.id, queue: ask.queue, gpu_type: t, gpus: ask.class.gpus(), used_then, then }
 }
 
 /// When a gang can start at the earliest, and where: on the nodes that are free last by then, so that

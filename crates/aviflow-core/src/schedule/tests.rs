@@ -4,4 +4,5 @@ mod cases;
 mod check;
 mod histories;
 mod spec;
+mod verdicts;
 mod world;

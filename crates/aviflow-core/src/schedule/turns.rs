@@ -7,6 +7,7 @@ use super::claims;
 use super::grid::View;
 use super::pass::{Ask, Pass, held_for};
 use super::place::{self, Wanted};
+use super::reserve::{self, Promise};
 use super::preempt::{self, Candidate, add};
 use crate::fixed;
 use crate::model::{EvictionCause, Job, TimeSharing};
@@ -134,9 +135,15 @@ pub(super) fn displace(pass: &mut Pass<'_>, ask: &Ask<'_>, segment: usize) -> Op
     // Of the place that it would have then, the part that is free now; those who go on first.
     let leaving = taken_slots(&soon, &turns);
     let placement = place::place_preferring(pass.grid, &pass.grid.segments[segment], &after, &search.wanted, &leaving)?;
-    for view in &mut pass.views {
-        view.take(pass.grid, &placement);
-    }
+    // Whoever ends before may use it meanwhile.
+    let start = soon.iter().map(|i| turns[*i].over_at).max().unwrap_or(pass.now).max(pass.now + Span(1));
+    let slots = placement.0.iter().filter_map(|(id, slots)| {
+        let node = *pass.grid.index.get(id)?;
+        Some((node, slots.and(pass.views[0].free[node])))
+    });
+    let slots = slots.collect();
+    let owner = reserve::owner(pass, ask, pass.grid.segments[segment].gpu_type, start);
+    reserve::promise(pass, Promise { segment, start, owner: Some(owner), slots });
     pass.held = Some(ask.id);
     None
 }

@@ -353,6 +353,7 @@ pub fn step(mut job: Job, event: &Event, at: Time, now: Time) -> (Job, Vec<Effec
         Event::Cancel { by } => cancel(&mut job, by, now, &mut fx),
         Event::EnvironmentFailed { reason } => {
             if job.phase == Phase::Queued {
+                waiting::unclaim(&mut job, None, &mut fx);
                 let cause = Cause::Environment { reason: reason.clone() };
                 fail(&mut job, Failure { cause, exit_code: PLATFORM_CODE, at: now }, &mut fx);
             }

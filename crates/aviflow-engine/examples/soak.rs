@@ -19,12 +19,16 @@ fn main() -> ExitCode {
     };
     let first: u64 = value("--seed").and_then(|s| s.parse().ok()).unwrap_or(0);
     let mut ended: BTreeMap<String, u64> = BTreeMap::new();
-    let (mut turns, mut crashes) = (0, 0u64);
+    let (mut turns, mut crashes, mut restless) = (0, 0u64, 0u64);
     for seed in first..first.saturating_add(histories) {
         match sim::run(seed) {
             Ok(stats) => {
                 turns += stats.turns;
                 crashes += u64::from(stats.crashes);
+                for what in stats.restless {
+                    restless += 1;
+                    println!("seed {seed}: {what}");
+                }
                 for (phase, count) in stats.ended {
                     *ended.entry(phase).or_default() += u64::from(count);
                 }
@@ -42,7 +46,7 @@ fn main() -> ExitCode {
             println!("{} histories, {turns} turns, {crashes} crashes", seed + 1 - first);
         }
     }
-    println!("{histories} histories hold: {turns} turns, {crashes} crashes, jobs ended: {ended:?}");
+    println!("{histories} histories hold: {turns} turns, {crashes} crashes, {restless} restless plans, ended: {ended:?}");
     ExitCode::SUCCESS
 }
 

@@ -28,7 +28,7 @@ use aviflow_core::lifecycle::{self, Action, Event, Moment};
 use aviflow_core::model::{
     EnvironmentHash, EnvironmentState, Job, JobId, JobKey, NodeId, Phase, Placement, Queue, Snapshot, Term,
 };
-use aviflow_core::schedule::{self, Memo, Plan};
+use aviflow_core::schedule::{self, Decision, Memo, Plan};
 use aviflow_core::time::{Span, Time};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -49,6 +49,9 @@ pub struct Turn {
     /// Whether anything was written.
     pub written: bool,
 }
+
+/// Submissions of a turn for which an estimate is kept: enough to judge by, and no flood of them.
+const ESTIMATES: usize = 8;
 
 /// The state of a control plane that holds its store.
 #[derive(Debug)]
@@ -72,11 +75,20 @@ pub struct Engine<S> {
     suffixes: BTreeMap<JobKey, u32>,
     /// For live jobs that others wait for, who does.
     dependants: BTreeMap<JobId, BTreeSet<JobId>>,
-    /// Where each plan came out otherwise with an empty memo, if somebody looks.
-    pub(crate) audit: Option<Vec<String>>,
+    /// What whoever looks on wants to know of each plan.
+    pub(crate) audit: Option<Audit>,
     /// A bug that the simulator must find.
     #[cfg(test)]
     pub(crate) planted: Planted,
+}
+
+/// What is noted of plans for whoever looks on.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Audit {
+    /// Where a plan came out otherwise with an empty memo.
+    pub(crate) wrong: Vec<String>,
+    /// What the last plan decided.
+    pub(crate) decided: Vec<Decision>,
 }
 
 /// What changed in a turn, before it is a batch.
@@ -223,6 +235,7 @@ impl<S: Store> Engine<S> {
             self.carry_out(decision, &mut work);
         }
         self.tidy_drains(&mut work);
+        self.note_estimates(&mut work);
         self.drop_unwanted_environments(&mut work);
         let changed: Vec<JobId> = work.jobs.keys().copied().collect();
         let orders = std::mem::take(&mut work.orders);
@@ -238,17 +251,40 @@ impl<S: Store> Engine<S> {
     }
 
     fn make_plan(&mut self) {
-        if let Some(wrong) = &mut self.audit {
+        #[cfg(test)]
+        if !self.planted.sees() {
+            self.plan = schedule::plan(&self.planted.planned(&self.snapshot), &mut Memo::default(), self.now);
+            return;
+        }
+        if let Some(audit) = &mut self.audit {
             let fresh = schedule::plan(&self.snapshot, &mut Memo::default(), self.now);
             self.plan = schedule::plan(&self.snapshot, &mut self.memo, self.now);
             if fresh != self.plan {
-                wrong.push(format!("with an empty memo the plan is {fresh:?}, with the engine's {:?}", self.plan));
+                audit
+                    .wrong
+                    .push(format!("with an empty memo the plan is {fresh:?}, with the engine's {:?}", self.plan));
             }
+            audit.decided.clone_from(&self.plan.decisions);
         } else {
             self.plan = schedule::plan(&self.snapshot, &mut self.memo, self.now);
         }
         #[cfg(test)]
         self.planted.decisions(&mut self.plan.decisions);
+    }
+
+    /// Notes when new jobs that wait are expected to start, so that estimates are judged by what comes of them.
+    fn note_estimates(&mut self, work: &mut Work) {
+        for record in work.records.iter().take(ESTIMATES) {
+            let id = record.id;
+            if !self.snapshot.waiting.contains(&id) {
+                continue;
+            }
+            let estimate = schedule::estimate(&self.snapshot, &mut self.memo, &self.plan, id, self.now);
+            if let (Some(_), Some(job)) = (estimate, self.snapshot.jobs.get_mut(&id)) {
+                job.estimate = estimate;
+                work.jobs.insert(id, job.clone());
+            }
+        }
     }
 
     /// When a turn is due though nothing is heard.
@@ -358,6 +394,13 @@ impl<S: Store> Engine<S> {
                 }
             }
         }
+    }
+
+    /// Switches a bug on.
+    #[cfg(test)]
+    pub(crate) fn plant(&mut self, planted: Planted) {
+        self.planted = planted;
+        planted.opened(&mut self.snapshot);
     }
 
     /// Notes what a person did.

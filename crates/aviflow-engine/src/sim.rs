@@ -10,6 +10,9 @@
 //! the world must agree with what the store says of it.
 
 mod check;
+mod generate;
+mod labels;
+mod people;
 #[cfg(test)]
 pub(crate) mod planted;
 mod script;
@@ -17,13 +20,12 @@ mod shrink;
 mod store;
 mod world;
 
-pub use script::{Fault, FaultAt, Item, JobScript, Outcome, Script, Step, Write};
+pub use script::{Fault, FaultAt, Item, JobScript, Outcome, QueueScript, Script, Step, Write};
 pub use shrink::minimal;
 
-use crate::engine::{Answer, Engine, Input, Submission};
+use crate::engine::{Answer, Audit, Engine, Input};
 use crate::ports::StoreError;
-use aviflow_api::spec::{JobSpec, Nodes, Processes, Provenance, ResolvedEnvironment, Retry};
-use aviflow_core::model::{JobId, Request};
+use aviflow_core::model::JobId;
 use aviflow_core::time::{Span, Time};
 use std::collections::{BTreeMap, BTreeSet};
 use store::{SimStore, WriteEnd};
@@ -52,6 +54,8 @@ pub struct Stats {
     pub coverage: Coverage,
     /// How jobs ended, by phase.
     pub ended: BTreeMap<String, u32>,
+    /// Plans that decided again on their own result.
+    pub restless: Vec<String>,
     /// Observations that were delivered twice or out of order.
     pub disturbed: u32,
 }
@@ -188,33 +192,10 @@ impl<'a> Sim<'a> {
     /// Something that a person does.
     fn item(&mut self, index: usize) -> Result<(), Violation> {
         let Some(item) = self.world.item(index) else { return Ok(()) };
-        let input = match &item {
-            Item::Submit(job) => Input::Submit(Box::new(submission(job))),
-            Item::Cancel { job } => match self.acknowledged.get(job) {
-                Some(id) => Input::Cancel { job: *id, by: "ann".to_owned() },
-                None => return Ok(()),
-            },
-            Item::Suspend { job } => match self.acknowledged.get(job) {
-                Some(id) => Input::Suspend { job: *id, by: ops(), reason: None },
-                None => return Ok(()),
-            },
-            Item::Release { job } => match self.acknowledged.get(job) {
-                Some(id) => Input::Release { job: *id, by: ops(), reason: None },
-                None => return Ok(()),
-            },
-            Item::Pause { on } => Input::Pause { on: *on, by: ops(), reason: None },
-            Item::Cordon { node, on } => {
-                Input::Cordon { node: format!("n{node}"), cordoned: *on, by: ops(), reason: None }
-            }
-            Item::CancelWhen { .. }
-            | Item::KillRank { .. }
-            | Item::KillAgent { .. }
-            | Item::LoseNode { .. }
-            | Item::Break { .. }
-            | Item::Fault(_) => {
-                return Ok(());
-            }
-        };
+        if let Item::Clear = item {
+            return self.clear(index);
+        }
+        let Some(input) = people::input(&item, self) else { return Ok(()) };
         if self.engine.is_none() {
             // Nobody answers; a person tries again later.
             self.world.later(index);
@@ -235,6 +216,23 @@ impl<'a> Sim<'a> {
                 }
             }
             Some(Answer::Done | Answer::DoneWith(_) | Answer::Rolling { .. }) => {}
+        }
+        Ok(())
+    }
+
+    /// Cancels jobs that can never start.
+    fn clear(&mut self, index: usize) -> Result<(), Violation> {
+        let Some(engine) = &self.engine else {
+            self.world.later(index);
+            return Ok(());
+        };
+        let cancel = |job| Input::Cancel { job, by: people::ops() };
+        let inputs: Vec<Input> = people::hopeless(engine).into_iter().map(cancel).collect();
+        if !inputs.is_empty() && self.turn(&inputs)?.is_none() {
+            self.world.later(index);
+        } else if !self.store.loaded().snapshot.jobs.is_empty() {
+            // Those that still run may leave others without hope.
+            self.world.again(index, Span::minutes(30));
         }
         Ok(())
     }
@@ -295,12 +293,10 @@ impl<'a> Sim<'a> {
         }
     }
 
-    #[cfg_attr(not(test), expect(unused_mut, reason = "tests plant bugs here"))]
     fn opened(&mut self, mut engine: Engine<SimStore>, orders: &[crate::ports::Stamped]) -> Result<(), Violation> {
+        engine.audit = Some(Audit::default());
         #[cfg(test)]
-        {
-            engine.planted = planted::Planted(self.setup.bug);
-        }
+        engine.plant(planted::Planted(self.setup.bug));
         let orders = orders.to_vec();
         #[cfg(test)]
         let orders = engine.planted.recovery(orders);
@@ -318,9 +314,11 @@ impl<'a> Sim<'a> {
     }
 
     fn engine_is_right(&mut self) -> Result<(), Violation> {
-        let Some(engine) = &self.engine else { return Ok(()) };
+        let Some(engine) = &mut self.engine else { return Ok(()) };
+        let audited = engine.audit.as_mut().map(|a| std::mem::take(&mut a.wrong)).unwrap_or_default();
         let mut what = aviflow_core::lint::lint(engine.snapshot());
         what.extend(self.checker.after_turn(engine, &self.store));
+        what.extend(audited);
         if what.is_empty() { Ok(()) } else { Err(self.wrong(what)) }
     }
 
@@ -347,66 +345,13 @@ impl<'a> Sim<'a> {
         for (_, job) in self.store.ended() {
             *self.stats.ended.entry(job.phase.name().to_owned()).or_default() += 1;
         }
+        self.stats.restless = std::mem::take(&mut self.checker.restless);
         self.stats.disturbed = self.world.disturbed;
         if what.is_empty() { Ok(self.stats) } else { Err(self.wrong(what)) }
     }
 
     fn wrong(&self, what: Vec<String>) -> Violation {
         Violation { at: self.world.now, what }
-    }
-}
-
-fn ops() -> String {
-    "ops".to_owned()
-}
-
-fn submission(job: &JobScript) -> Submission {
-    let environment = job.environment.map(|e| ResolvedEnvironment {
-        name: format!("env{e}"),
-        version: 1,
-        hash: format!("hash{e}"),
-        python: String::new(),
-        locks: Vec::new(),
-        env: BTreeMap::new(),
-    });
-    Submission {
-        namespace: "default".to_owned(),
-        user: "ann".to_owned(),
-        request: Request {
-            priority: job.priority,
-            ranks_per_node: job.ranks_per_node,
-            time_limit: job.time_limit,
-            failures_allowed: job.failures_allowed,
-            ..Request::of(job.nodes, job.gpus_per_node)
-        },
-        provenance: Provenance { environment, ..Provenance::default() },
-        spec: JobSpec {
-            name: job.name.clone(),
-            queue: "default".to_owned(),
-            priority: "normal".to_owned(),
-            environment: None,
-            image: None,
-            requirements: None,
-            code: None,
-            nodes: Nodes { min: job.nodes, max: job.nodes },
-            gpus_per_node: job.gpus_per_node,
-            gpu_type: Vec::new(),
-            run: vec!["true".to_owned()],
-            processes: Processes::PerNode,
-            env: BTreeMap::new(),
-            secrets: BTreeMap::new(),
-            data: Vec::new(),
-            outputs: Vec::new(),
-            checkpoint: None,
-            resources: None,
-            topology: None,
-            time_limit: None,
-            preemptible: true,
-            retry: Retry { failures: job.failures_allowed },
-            after: Vec::new(),
-            seed: None,
-            notify: Vec::new(),
-        },
     }
 }
 

@@ -4,7 +4,7 @@
 //! $ cargo run --release -p aviflow-replay --example replay -- kalos ../shared/traces/kalos-2023.csv 128 on aviflow,easy
 //! ```
 //!
-//! Format, file (`-` for a generated trace), nodes, preemption, policies, and how many perturbed
+//! Format, file (`-SEED` for a generated trace), nodes, preemption, policies, and how many perturbed
 //! traces. Kalos is replayed four times as dense and on whole nodes, as the known answers are.
 
 use aviflow_replay::{Cluster, Figures, Format, Policy, Report, Scenario, Trace, generate, perturb};
@@ -16,9 +16,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arg = |i: usize, default: &str| args.get(i).cloned().unwrap_or_else(|| default.to_owned());
     let kalos = arg(0, "kalos") == "kalos";
     let format = if kalos { Format::Kalos } else { Format::Philly };
-    let mut trace = match arg(1, "-").as_str() {
-        "-" => generate::like(format, 0, 8).ok_or("no such trace")?,
-        file => Trace::read(Path::new(file), format, 8)?,
+    let file = arg(1, "-0");
+    let mut trace = match file.strip_prefix('-') {
+        Some(seed) => generate::like(format, seed.parse()?, 8).ok_or("no such trace")?,
+        None => Trace::read(Path::new(&file), format, 8)?,
     };
     if kalos {
         trace.whole_nodes(8);

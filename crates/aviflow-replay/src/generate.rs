@@ -3,8 +3,8 @@
 //! For each size of job the run times follow the quantiles of the real trace, drawn one from each
 //! of as many equal parts as there are jobs, so that also a short trace has the long runs that
 //! decide; then the runs above the median are stretched until the size has the GPU-hours it should.
-//! Gaps between arrivals are drawn likewise. What a real trace has beyond that, such as who
-//! submits what together, is not in it.
+//! Gaps between arrivals are drawn likewise. Jobs of Kalos come in series of one size, close
+//! together, as people there submit them. What a real trace has beyond that is not in it.
 
 use crate::rng::Rng;
 use crate::trace::{Format, Trace, TraceJob};
@@ -45,6 +45,10 @@ const KALOS: [Size; 11] = [
 /// Seconds between arrivals.
 const KALOS_GAPS: [f64; 9] = [1., 138., 305., 1_964., 16_204., 70_984., 118_783., 300_000., 578_009.];
 const KALOS_SECONDS: f64 = 7_779_474.0;
+/// How likely a job is of the size of the one before.
+const KALOS_SERIES: f64 = 0.75;
+/// How much longer gaps are before a series than in it, in parts of all gaps.
+const KALOS_APART: f64 = 0.35;
 
 const PHILLY: [Size; 10] = [
     size(1, 1, 76_627, 176_690.0, [1., 62., 122., 1_117., 2_716., 8_512., 19_137., 135_404., 3_256_045.]),
@@ -85,12 +89,24 @@ pub fn like(format: Format, seed: u64, gpus_per_node: u32) -> Option<Trace> {
 #[must_use]
 pub fn kalos(seed: u64) -> Trace {
     let mut rng = Rng::new(seed, "kalos");
-    let mut jobs = sizes(&KALOS, &mut rng);
-    let gaps = spread(jobs.len(), &KALOS_GAPS, &mut rng);
-    let whole: f64 = gaps.iter().skip(1).sum();
+    let mut jobs = series(sizes(&KALOS, &mut rng), &mut rng);
+    let mut gaps = spread(jobs.len(), &KALOS_GAPS, &mut rng);
+    gaps.sort_unstable_by(f64::total_cmp);
+    // The longer gaps are rather before a series than in it.
+    let mut ranks: Vec<(f64, usize)> = Vec::with_capacity(jobs.len());
+    for i in 0..jobs.len() {
+        let begins = i == 0 || jobs[i].nodes != jobs[i - 1].nodes;
+        ranks.push((rng.unit() + if begins { KALOS_APART } else { 0.0 }, i));
+    }
+    ranks.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
+    let mut before = vec![0.0; jobs.len()];
+    for ((_, i), gap) in ranks.into_iter().zip(gaps) {
+        before[i] = if i == 0 { 0.0 } else { gap };
+    }
+    let whole: f64 = before.iter().sum();
     let mut at = 0.0;
-    for (i, (job, gap)) in jobs.iter_mut().zip(&gaps).enumerate() {
-        at += if i == 0 { 0.0 } else { gap * KALOS_SECONDS / whole };
+    for (i, (job, gap)) in jobs.iter_mut().zip(before).enumerate() {
+        at += gap * KALOS_SECONDS / whole;
         job.submitted = Time((at * 1000.0) as i64);
         job.name = format!("kalos-{i}");
         job.user = "kalos".to_owned();
@@ -153,6 +169,20 @@ fn sizes(sizes: &[Size], rng: &mut Rng) -> Vec<TraceJob> {
     }
     rng.shuffle(&mut jobs);
     jobs
+}
+
+/// The same jobs in series of one size, in a random order.
+fn series(mut jobs: Vec<TraceJob>, rng: &mut Rng) -> Vec<TraceJob> {
+    jobs.sort_by_key(TraceJob::gpus);
+    let mut series: Vec<Vec<TraceJob>> = Vec::new();
+    for job in jobs {
+        match series.last_mut() {
+            Some(last) if last[0].gpus() == job.gpus() && rng.unit() < KALOS_SERIES => last.push(job),
+            Some(_) | None => series.push(vec![job]),
+        }
+    }
+    rng.shuffle(&mut series);
+    series.concat()
 }
 
 /// So many values with these quantiles, one from each of as many equal parts, in a random order.

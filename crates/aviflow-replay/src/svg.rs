@@ -155,6 +155,11 @@ impl Frame<'_> {
         at.since(self.begin).0 as f64 / self.length * COLUMNS as f64
     }
 
+    /// In which row a node is; rows have several nodes, and not all as many.
+    fn row(&self, node: u32) -> usize {
+        (u64::from(node) * self.rows as u64 / u64::from(self.cluster.nodes)) as usize
+    }
+
     /// Which nodes worked on what.
     fn cells(&self, record: &Record, top: f64, out: &mut String) {
         let mut held = vec![[0.0_f64; 4]; self.rows * COLUMNS];
@@ -162,15 +167,19 @@ impl Frame<'_> {
             let class = class(self.trace.jobs[stretch.job as usize].nodes);
             let (from, to) = (self.column(stretch.from), self.column(stretch.to));
             for (node, gpus) in &stretch.place {
-                let row = (u64::from(*node) * self.rows as u64 / u64::from(self.cluster.nodes)) as usize;
+                let row = self.row(*node);
                 for column in from as usize..(to.ceil() as usize).min(COLUMNS) {
                     let overlap = to.min(column as f64 + 1.0) - from.max(column as f64);
                     held[row * COLUMNS + column][class] += overlap.max(0.0) * f64::from(*gpus);
                 }
             }
         }
-        let full = f64::from(self.cluster.gpus()) / self.rows as f64;
-        let looks: Vec<Option<(usize, usize)>> = held.iter().map(|by_class| look(by_class, full)).collect();
+        let mut full = vec![0.0; self.rows];
+        for node in 0..self.cluster.nodes {
+            full[self.row(node)] += f64::from(self.cluster.gpus_per_node);
+        }
+        let looks: Vec<Option<(usize, usize)>> =
+            held.iter().enumerate().map(|(i, by_class)| look(by_class, full[i / COLUMNS])).collect();
         // One path for each colour and paleness, of rectangles as large as they can be.
         let mut paths = vec![String::new(); 4 * STEPS];
         let mut done = vec![false; looks.len()];
@@ -199,7 +208,11 @@ impl Frame<'_> {
         }
         for (i, path) in paths.iter().enumerate().filter(|(_, path)| !path.is_empty()) {
             let opacity = (i % STEPS + 1) as f64 / STEPS as f64;
-            let _ = writeln!(out, "<path fill=\"{}\" fill-opacity=\"{opacity}\" d=\"{path}\"/>", COLOURS[i / STEPS]);
+            let _ = writeln!(
+                out,
+                "<path shape-rendering=\"crispEdges\" fill=\"{}\" fill-opacity=\"{opacity}\" d=\"{path}\"/>",
+                COLOURS[i / STEPS]
+            );
         }
     }
 

@@ -1,10 +1,11 @@
 //! What must hold after every turn and at the end, beyond the core's lint.
 
+use super::people::GPU_TYPE;
 use super::store::SimStore;
 use super::world::World;
 use crate::engine::Engine;
 use aviflow_core::ledger::Entry;
-use aviflow_core::model::{Cause, Job, JobId, NodeId, Phase, Stopping, Suspending};
+use aviflow_core::model::{Cause, Job, JobId, NodeCondition, NodeId, Phase, Queue, Snapshot, Stopping, Suspending};
 use aviflow_core::schedule::{Memo, plan};
 use aviflow_core::time::{Span, Time};
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,11 +13,21 @@ use std::collections::{BTreeMap, BTreeSet};
 /// The longest grace, and the control plane's absences meanwhile.
 const STOP_LIMIT: Span = Span::minutes(8);
 
+/// What a claim may take beyond its victims' patience and graces: ends that are heard late, and the turns between.
+const CLAIM_LIMIT: Span = Span::minutes(5);
+
+/// Preemptions of one job: it is moved a few times, and not for ever.
+const PREEMPTIONS: u32 = 40;
+
 #[derive(Debug, Default)]
 pub(super) struct Checker {
     acknowledged: BTreeSet<JobId>,
     /// Since when a gang is being stopped.
     stopping: BTreeMap<(JobId, u32), Time>,
+    /// Since when GPUs are promised to a job that could use them.
+    claimed: BTreeMap<(JobId, Time), Time>,
+    /// Plans that decided again on their own result.
+    pub(super) restless: Vec<String>,
     /// For each GPU, up to when its time is in closed intervals.
     accounted: BTreeMap<(NodeId, u32), Time>,
 }
@@ -29,6 +40,7 @@ impl Checker {
     /// A control plane is there again: what it missed is not its delay.
     pub(super) fn opened(&mut self) {
         self.stopping.clear();
+        self.claimed.clear();
     }
 
     pub(super) fn after_turn(&mut self, engine: &Engine<SimStore>, store: &SimStore) -> Vec<String> {
@@ -51,11 +63,16 @@ impl Checker {
             }
         }
         self.stops_end(engine, &mut wrong);
+        self.claims_end(engine, &mut wrong);
+        limits_hold(engine, &mut wrong);
+        preemptions_end(engine.snapshot(), &mut wrong);
         if engine.next_wake().is_none_or(|t| t > engine.now()) {
             let fresh = plan(engine.snapshot(), &mut Memo::default(), engine.now());
             if !fresh.decisions.is_empty() {
-                wrong.push("a plan made on its own result decides again".to_owned());
+                let first = engine.audit.as_ref().map(|a| &a.decided);
+                self.restless.push(format!("a plan made on its own result decides {:?} after {first:?}", fresh.decisions));
             }
+            conditions(engine, &mut wrong);
         }
         wrong.extend(self.acknowledged.iter().filter(|j| !store.has(**j)).map(|j| format!("job {} is lost", j.0)));
         wrong
@@ -77,6 +94,24 @@ impl Checker {
             let since = *self.stopping.entry(key).or_insert(engine.now());
             if engine.now().since(since) > STOP_LIMIT {
                 wrong.push(format!("job {} is being stopped since {}", key.0.0, engine.now().since(since)));
+            }
+        }
+    }
+
+    /// A claim comes to an end: its victims leave, or it is taken back.
+    fn claims_end(&mut self, engine: &Engine<SimStore>, wrong: &mut Vec<String>) {
+        let snapshot = engine.snapshot();
+        // Who cannot start now may keep what was promised until then.
+        let free = |j: &&Job| snapshot.paused.is_none() && j.environment.is_none();
+        let of = |j: &Job| Some((j.id, j.claim.as_ref()?.since));
+        let now: BTreeSet<(JobId, Time)> = snapshot.jobs.values().filter(free).filter_map(of).collect();
+        self.claimed.retain(|key, _| now.contains(key));
+        for key in now {
+            let since = *self.claimed.entry(key).or_insert(engine.now());
+            let age = engine.now().since(since);
+            let grace = Span::seconds(30);
+            if age > snapshot.policy.patience + grace + grace + CLAIM_LIMIT {
+                wrong.push(format!("GPUs are promised to job {} since {age}", key.0.0));
             }
         }
     }
@@ -111,6 +146,68 @@ impl Checker {
             );
         }
         wrong
+    }
+}
+
+/// No start exceeds a limit of its queue, or of one above.
+fn limits_hold(engine: &Engine<SimStore>, wrong: &mut Vec<String>) {
+    let snapshot = engine.snapshot();
+    for job in snapshot.jobs.values() {
+        let started = matches!(&job.phase, Phase::Starting(gang) if gang.placed == engine.now());
+        if !started {
+            continue;
+        }
+        let mut above = snapshot.queues.get(&job.request.queue);
+        while let Some(queue) = above {
+            let quota = queue.quotas.get(GPU_TYPE);
+            // One that does not borrow has its guarantee, and those of the queues below it.
+            let own = quota.filter(|_| !queue.borrow).map(|_| guarantee(snapshot, queue));
+            for limit in [quota.and_then(|q| q.limit), own].into_iter().flatten() {
+                let used = used(snapshot, &queue.name);
+                if used > limit {
+                    let name = &job.key.name;
+                    wrong.push(format!("{name} started, and queue {} uses {used} of {limit}", queue.name));
+                }
+            }
+            above = queue.parent.as_ref().and_then(|p| snapshot.queues.get(p));
+        }
+    }
+}
+
+fn guarantee(snapshot: &Snapshot, queue: &Queue) -> u32 {
+    let own = queue.quotas.get(GPU_TYPE).map_or(0, |q| q.guarantee);
+    let below = snapshot.queues.values().filter(|q| q.parent.as_deref() == Some(&queue.name));
+    own.max(below.map(|q| guarantee(snapshot, q)).sum())
+}
+
+/// GPUs held by jobs of a queue and of all below it.
+fn used(snapshot: &Snapshot, name: &str) -> u32 {
+    let own = snapshot.jobs.values().filter(|j| j.request.queue == name);
+    let held: u32 = own.filter_map(|j| j.phase.gang()).map(|g| g.gpu_count()).sum();
+    let below = snapshot.queues.values().filter(|q| q.parent.as_deref() == Some(name));
+    held + below.map(|q| used(snapshot, &q.name)).sum::<u32>()
+}
+
+/// Nobody is turned out again and again.
+fn preemptions_end(snapshot: &Snapshot, wrong: &mut Vec<String>) {
+    for job in snapshot.jobs.values() {
+        if job.preempted > PREEMPTIONS || job.counters.suspensions > 10 * PREEMPTIONS {
+            let name = &job.key.name;
+            wrong.push(format!("{name} was preempted {} times, {:?}", job.preempted, job.counters));
+        }
+    }
+}
+
+/// Whether a node takes work follows from what people said and when it is.
+fn conditions(engine: &Engine<SimStore>, wrong: &mut Vec<String>) {
+    for node in engine.snapshot().nodes.values() {
+        let closed = node.cordoned || node.drained(engine.now());
+        if node.condition != NodeCondition::Gone && (node.condition == NodeCondition::Cordoned) != closed {
+            wrong.push(format!("node {} is {:?} with {:?}", node.name, node.condition, node.drain));
+        }
+        if node.drain.as_ref().is_some_and(|d| d.over(engine.now())) {
+            wrong.push(format!("the drain of node {} is over and is kept", node.name));
+        }
     }
 }
 

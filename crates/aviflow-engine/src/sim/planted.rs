@@ -38,10 +38,27 @@ pub(crate) enum Bug {
     DoesNotReconcile,
     DoesNotStopAgain,
     DoesNotPrepareAgain,
+    EvictsWithoutAClaim,
+    LosesClaimsAtReopen,
+    GivesClaimedGpusAway,
+    KeepsClaimsForEver,
+    SparesNobody,
+    DrainsForgetTheirEnd,
+    DrainsForgetTheirBeginning,
+    TakesNodesAndForgetsIt,
+    ChargesNobodyForUpdates,
+    TellsNobodyOfEnds,
+    StartsHeldJobs,
+    ForgetsThatJobsChanged,
+    WritesNoQueues,
+    WritesNoUsage,
+    WritesNoDrains,
+    WritesNoActs,
+    ExceedsLimits,
 }
 
 impl Bug {
-    pub(crate) const ALL: [Bug; 24] = [
+    pub(crate) const ALL: [Bug; 41] = [
         Bug::TakesEventsOfOtherAttempts,
         Bug::CountsLostAgentsAsFailures,
         Bug::OverlooksFailedRanks,
@@ -66,6 +83,23 @@ impl Bug {
         Bug::DoesNotReconcile,
         Bug::DoesNotStopAgain,
         Bug::DoesNotPrepareAgain,
+        Bug::EvictsWithoutAClaim,
+        Bug::LosesClaimsAtReopen,
+        Bug::GivesClaimedGpusAway,
+        Bug::KeepsClaimsForEver,
+        Bug::SparesNobody,
+        Bug::DrainsForgetTheirEnd,
+        Bug::DrainsForgetTheirBeginning,
+        Bug::TakesNodesAndForgetsIt,
+        Bug::ChargesNobodyForUpdates,
+        Bug::TellsNobodyOfEnds,
+        Bug::StartsHeldJobs,
+        Bug::ForgetsThatJobsChanged,
+        Bug::WritesNoQueues,
+        Bug::WritesNoUsage,
+        Bug::WritesNoDrains,
+        Bug::WritesNoActs,
+        Bug::ExceedsLimits,
     ];
 }
 
@@ -96,6 +130,8 @@ impl Planted {
                 }
                 self.worker_event(event);
             }
+            // It would never come to anything.
+            Event::DependencyEnded { job, .. } if self.has(Bug::TellsNobodyOfEnds) => *job = JobId(0),
             Event::Suspend { .. }
             | Event::Claim { .. }
             | Event::Unclaim { .. }
@@ -134,12 +170,46 @@ impl Planted {
         }
     }
 
+    /// Changes what a new control plane read.
+    pub(crate) fn opened(self, snapshot: &mut Snapshot) {
+        if self.has(Bug::LosesClaimsAtReopen) {
+            snapshot.jobs.values_mut().for_each(|j| j.claim = None);
+        }
+    }
+
+    /// Changes what the plan sees.
+    pub(crate) fn planned(self, snapshot: &Snapshot) -> Snapshot {
+        let mut seen = snapshot.clone();
+        if self.has(Bug::StartsHeldJobs) {
+            seen.jobs.values_mut().for_each(|j| j.held = None);
+        }
+        if self.has(Bug::ExceedsLimits) {
+            seen.queues.values_mut().flat_map(|q| q.quotas.values_mut()).for_each(|q| q.limit = None);
+        }
+        seen
+    }
+
+    /// Whether the plan sees what there is.
+    pub(crate) fn sees(self) -> bool {
+        !self.has(Bug::StartsHeldJobs) && !self.has(Bug::ExceedsLimits)
+    }
+
     /// Changes what the plan decided.
-    pub(crate) fn decisions(self, _decisions: &mut Vec<Decision>) {}
+    pub(crate) fn decisions(self, decisions: &mut Vec<Decision>) {
+        decisions.retain(|d| match d {
+            Decision::Claim { .. } => !self.has(Bug::EvictsWithoutAClaim),
+            Decision::Unclaim { .. } => !self.has(Bug::KeepsClaimsForEver),
+            Decision::Spare { .. } => !self.has(Bug::SparesNobody),
+            Decision::Window { closed, .. } => {
+                !self.has(if *closed { Bug::DrainsForgetTheirBeginning } else { Bug::DrainsForgetTheirEnd })
+            }
+            Decision::Start { .. } | Decision::Evict { .. } | Decision::Suspend { .. } | Decision::Take { .. } => true,
+        });
+    }
 
     /// Whether the plan is told which jobs changed.
     pub(crate) fn touches(self) -> bool {
-        true
+        !self.has(Bug::ForgetsThatJobsChanged)
     }
 
     /// Changes what a step did.
@@ -151,6 +221,20 @@ impl Planted {
                 if let Some(node) = snapshot.nodes.get_mut(node) {
                     node.held = Slots::NONE;
                 }
+            }
+        }
+        let claimed = out.moments.iter().any(|m| matches!(m.kind, MomentKind::Claimed { .. }));
+        if self.has(Bug::GivesClaimedGpusAway) && claimed {
+            for node in &out.nodes {
+                if let Some(node) = snapshot.nodes.get_mut(node) {
+                    node.claimed = Slots::NONE;
+                }
+            }
+        }
+        let updated = out.moments.iter().any(|m| matches!(m.kind, MomentKind::Updated { .. }));
+        if self.has(Bug::ChargesNobodyForUpdates) && updated {
+            for key in &out.usage {
+                snapshot.usage.remove(key);
             }
         }
         if self.has(Bug::LosesLedgerIntervals) {
@@ -192,6 +276,21 @@ impl Planted {
         }
         if self.has(Bug::KeepsOpenIntervalsInMemory) {
             batch.open.clear();
+        }
+        if self.has(Bug::WritesNoQueues) {
+            batch.queues.clear();
+        }
+        if self.has(Bug::WritesNoUsage) {
+            batch.usage.clear();
+        }
+        if self.has(Bug::WritesNoDrains) {
+            batch.drains = None;
+        }
+        if self.has(Bug::TakesNodesAndForgetsIt) && batch.drains.is_some() {
+            batch.nodes.clear();
+        }
+        if self.has(Bug::WritesNoActs) {
+            batch.acts.clear();
         }
         if self.has(Bug::SkipsGenerations) {
             batch.generation += 1;

@@ -1,7 +1,6 @@
 //! What happens to a pool: people, failures, and the writes at which the
 //! control plane dies. A script is data: it can be printed, cut and replayed.
 
-use super::hash;
 use aviflow_core::time::Span;
 use serde::{Deserialize, Serialize};
 
@@ -46,11 +45,76 @@ pub enum Item {
         /// Its name.
         job: String,
     },
+    /// A person keeps it from starting.
+    Hold {
+        /// Its name.
+        job: String,
+    },
     /// A person lets it start again.
     Release {
         /// Its name.
         job: String,
     },
+    /// A person changes it.
+    Update {
+        /// Its name.
+        job: String,
+        /// The priority.
+        priority: Option<i32>,
+        /// The queue.
+        queue: Option<String>,
+        /// The time limit.
+        time_limit: Option<Span>,
+    },
+    /// A person makes or changes a queue.
+    Queue(QueueScript),
+    /// A person deletes a queue.
+    DropQueue {
+        /// Its name.
+        name: String,
+        /// Where its jobs go: nowhere, or to another queue; none refuses if there are any.
+        to: Option<String>,
+        /// Whether they stay.
+        leave: bool,
+    },
+    /// A person says how the nodes are joined: pairs of nodes below a leaf, pairs of leaves below a spine.
+    Pool {
+        /// Whether they are joined at all.
+        levels: bool,
+        /// Whether jobs take turns.
+        sharing: bool,
+    },
+    /// A person sets the policy.
+    Policy {
+        /// Whether jobs may be suspended.
+        preemption: bool,
+        /// The minimum run.
+        minimum_run: Span,
+        /// How long a victim may take.
+        patience: Span,
+    },
+    /// A person takes the description of the nodes away.
+    DropPool,
+    /// A person drains nodes.
+    Drain {
+        /// Their numbers, from 1.
+        nodes: Vec<u32>,
+        /// When it begins, from then on; none means at once.
+        ahead: Option<Span>,
+        /// How long each is away.
+        length: Option<Span>,
+        /// How many may be away at once.
+        at_once: Option<u32>,
+        /// By when all must have been taken, from then on.
+        within: Option<Span>,
+    },
+    /// A person calls off the drain of a node, or the first rolling one.
+    CancelDrain {
+        /// The node's number, from 1.
+        node: Option<u32>,
+    },
+    /// A person cancels what waits for what cannot be.
+    Clear,
     /// A person pauses all starts, or lets them go on.
     Pause {
         /// Which.
@@ -135,6 +199,32 @@ impl Fault {
     }
 }
 
+/// A queue.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct QueueScript {
+    /// The name.
+    pub name: String,
+    /// The parent.
+    pub parent: Option<String>,
+    /// GPUs that are its own.
+    pub guarantee: u32,
+    /// GPUs that it never exceeds.
+    pub limit: Option<u32>,
+    /// Whether it does not lend.
+    pub keeps: bool,
+    /// Whether it does not borrow.
+    pub modest: bool,
+    /// Whether it does not take back.
+    pub patient: bool,
+    /// Whether it starts nothing.
+    pub held: bool,
+    /// Whether its jobs take turns.
+    pub sharing: bool,
+    /// The highest priority.
+    pub highest: Option<i32>,
+}
+
 /// A job, and how its attempts end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobScript {
@@ -156,6 +246,22 @@ pub struct JobScript {
     pub time_limit: Option<Span>,
     /// The environment's number.
     pub environment: Option<u32>,
+    /// The queue.
+    pub queue: String,
+    /// Who submits it.
+    pub user: String,
+    /// Whether it may be suspended.
+    pub preemptible: bool,
+    /// How often it saves itself.
+    pub saves_every: Option<Span>,
+    /// Whether it saves itself when it is told to stop.
+    pub saves_on_request: bool,
+    /// The level that it requires.
+    pub require: Option<String>,
+    /// The level that it prefers, for a while.
+    pub prefer: Option<String>,
+    /// Jobs that it waits for, and how they must end: `succeeded`, `failed` or `ended`.
+    pub after: Vec<(String, String)>,
     /// How each attempt ends; those after the last succeed.
     pub outcomes: Vec<Outcome>,
 }
@@ -187,71 +293,6 @@ impl JobScript {
 }
 
 impl Script {
-    /// The history of a seed.
-    #[must_use]
-    pub fn generate(seed: u64) -> Script {
-        let draw = |what: u64, n: u64, below: u64| hash(&[seed, what, n]) % below.max(1);
-        let nodes = u32::try_from(2 + draw(1, 0, 3)).unwrap_or(2);
-        let mut items = Vec::new();
-        let jobs = 2 + draw(2, 0, 6);
-        for n in 0..jobs {
-            let at = i64::try_from(draw(3, n, 60_000)).unwrap_or(0);
-            items.push(Step { at, item: Item::Submit(job(seed, n, nodes)) });
-            let name = format!("j{n}");
-            let later = at + i64::try_from(draw(4, n, 120_000)).unwrap_or(0);
-            match draw(5, n, 6) {
-                0 => items.push(Step { at: later, item: Item::Cancel { job: name } }),
-                1 => items.push(Step { at: later, item: Item::Suspend { job: name } }),
-                2 => {
-                    items.push(Step { at: later, item: Item::Suspend { job: name.clone() } });
-                    let soon = later + i64::try_from(draw(16, n, 20_000)).unwrap_or(0);
-                    items.push(Step { at: soon, item: Item::Cancel { job: name } });
-                }
-                _ => {}
-            }
-        }
-        for n in 0..draw(6, 0, 7) {
-            let at = i64::try_from(draw(7, n, 200_000)).unwrap_or(0);
-            let node = u32::try_from(1 + draw(8, n, u64::from(nodes))).unwrap_or(1);
-            let pick = draw(9, n, u64::MAX);
-            let for_ms = 1000 + i64::try_from(draw(10, n, 60_000)).unwrap_or(0);
-            let end = at + for_ms;
-            match draw(11, n, 8) {
-                0..=2 => items.push(Step { at, item: Item::KillRank { pick } }),
-                3 | 4 => items.push(Step { at, item: Item::KillAgent { pick } }),
-                5 => items.push(Step { at, item: Item::LoseNode { node, for_ms } }),
-                6 => {
-                    items.push(Step { at, item: Item::Cordon { node, on: true } });
-                    items.push(Step { at: end, item: Item::Cordon { node, on: false } });
-                    items.push(Step { at, item: Item::Pause { on: true } });
-                    items.push(Step { at: end, item: Item::Pause { on: false } });
-                }
-                _ => {
-                    items.push(Step { at, item: Item::Break { node, slots: vec![0, 3] } });
-                    items.push(Step { at: end, item: Item::Break { node, slots: vec![] } });
-                }
-            }
-        }
-        if draw(17, 0, 2) == 0 {
-            let phases =
-                ["Suspending", "Stopping/failure", "Stopping/node failure", "Stopping/requeue", "Stopping/time limit"];
-            let phase = phases[usize::try_from(draw(18, 0, 5)).unwrap_or(0)].to_owned();
-            items.push(Step { at: 0, item: Item::CancelWhen { phase } });
-        }
-        for n in 0..draw(12, 0, 9) {
-            let write = u32::try_from(draw(13, n, 60)).unwrap_or(0);
-            let orders = u32::try_from(draw(15, n, 4)).unwrap_or(0);
-            let fault = match draw(14, n, 5) {
-                0 | 1 => Fault::CrashBefore,
-                2 | 3 => Fault::CrashAfter { orders },
-                _ => Fault::StoreFull,
-            };
-            items.push(Step { at: 0, item: Item::Fault(FaultAt { write: Write::Number(write), fault }) });
-        }
-        items.sort_by_key(|s| s.at);
-        Script { seed, nodes, items }
-    }
-
     /// Lets the first write that holds a transition fail.
     #[cfg(test)]
     pub(super) fn aim(&mut self, transition: &str, fault: Fault) {
@@ -277,31 +318,5 @@ impl Script {
 
     pub(super) fn jobs(&self) -> impl Iterator<Item = &JobScript> {
         self.items.iter().filter_map(|s| if let Item::Submit(j) = &s.item { Some(j) } else { None })
-    }
-}
-
-fn job(seed: u64, n: u64, nodes: u32) -> JobScript {
-    let draw = |what: u64, below: u64| hash(&[seed, 100 + what, n]) % below;
-    let draw32 = |what: u64, below: u64| u32::try_from(draw(what, below)).unwrap_or(0);
-    let outcome = |k: u64| match hash(&[seed, 200, n, k]) % 12 {
-        0..=2 => Outcome::Fail,
-        3 => Outcome::Requeue,
-        4 => Outcome::LaunchFails,
-        5 => Outcome::NeverReady,
-        6 => Outcome::Evicted,
-        _ => Outcome::Succeed,
-    };
-    let gpus_per_node = [1, 2, 4, 8][draw32(0, 4) as usize];
-    JobScript {
-        name: format!("j{n}"),
-        nodes: 1 + draw32(1, u64::from(nodes)),
-        gpus_per_node,
-        ranks_per_node: if draw(2, 2) == 0 { 1 } else { gpus_per_node.min(2) },
-        priority: [0, 0, 100][draw32(3, 3) as usize],
-        run_ms: 1000 + i64::try_from(draw(4, 60_000)).unwrap_or(0),
-        failures_allowed: draw32(5, 3),
-        time_limit: (draw(6, 5) == 0).then(|| Span(5_000 + i64::try_from(draw(7, 60_000)).unwrap_or(0))),
-        environment: (draw(8, 3) == 0).then(|| draw32(9, 2)),
-        outcomes: (0..draw(10, 4)).map(outcome).collect(),
     }
 }

@@ -1,10 +1,11 @@
 //! Durable memory that can fail at any write, and that notes which transitions
 //! each write held.
 
+use super::labels;
 use super::script::{Fault, FaultAt, Write};
 use crate::ports::{Batch, JobRecord, Known, Loaded, Store, StoreError, ending};
 use aviflow_core::ledger::Entry;
-use aviflow_core::model::{Intent, Job, JobId, JobKey, Phase, Term};
+use aviflow_core::model::{Job, JobId, JobKey, Phase, Term};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -58,7 +59,7 @@ impl SimStore {
     /// The first live job in a phase.
     pub(super) fn first_in(&self, phase: &str) -> Option<JobId> {
         let durable = self.0.borrow();
-        durable.loaded.snapshot.jobs.values().find(|j| label(&j.phase) == phase).map(|j| j.id)
+        durable.loaded.snapshot.jobs.values().find(|j| labels::phase(&j.phase) == phase).map(|j| j.id)
     }
 
     /// Entries since the last call.
@@ -106,7 +107,7 @@ impl Store for SimStore {
         }
         let write = d.writes;
         d.writes += 1;
-        let transitions: Vec<String> = batch.jobs.iter().map(|j| d.transition(j)).collect();
+        let transitions: Vec<String> = labels::of(batch, &d.loaded.snapshot).into_iter().collect();
         let fault = d.fault(write, &transitions);
         d.end = WriteEnd { fault, transitions };
         match fault {
@@ -147,19 +148,18 @@ impl Durable {
         Some(self.faults.remove(index).fault)
     }
 
-    fn transition(&self, job: &Job) -> String {
-        let before = self.loaded.snapshot.jobs.get(&job.id);
-        let from = before.map_or_else(|| "new".to_owned(), |j| label(&j.phase));
-        let to = label(&job.phase);
-        if from == to { format!("within {to}") } else { format!("{from} → {to}") }
-    }
-
     fn write(&mut self, batch: &Batch) {
         self.loaded.generation = batch.generation;
         if batch.at < self.loaded.clock {
             self.wrong.push(format!("time went back from {:?} to {:?}", self.loaded.clock, batch.at));
         }
         self.loaded.clock = batch.at;
+        let documents = !batch.pools.is_empty() || batch.policy.is_some() || batch.paused.is_some();
+        // The first submission makes a queue that nobody asked for.
+        let queues = !batch.queues.is_empty() && batch.records.is_empty();
+        if (documents || queues) && batch.acts.is_empty() {
+            self.wrong.push("a document changed, and nobody is said to have done it".to_owned());
+        }
         for record in &batch.records {
             if self.records.values().any(|r| r.key == record.key) {
                 self.wrong.push(format!("the name {} is given twice", record.key.name));
@@ -221,23 +221,5 @@ fn put<K: Ord + Clone, V: Clone>(map: &mut BTreeMap<K, V>, changes: &[(K, Option
             Some(value) => map.insert(key.clone(), value.clone()),
             None => map.remove(key),
         };
-    }
-}
-
-/// A phase, with what is decided to follow it.
-fn label(phase: &Phase) -> String {
-    match phase {
-        Phase::Stopping(s) => format!(
-            "Stopping/{}",
-            match s.intent {
-                Intent::Cancel { .. } => "cancel",
-                Intent::TimeLimit => "time limit",
-                Intent::Failure(_) => "failure",
-                Intent::NodeFailure(_) => "node failure",
-                Intent::Requeue => "requeue",
-                Intent::Unready { .. } => "unready",
-            }
-        ),
-        other => other.name().to_owned(),
     }
 }

@@ -57,6 +57,48 @@ const TRANSITIONS: [&str; 43] = [
     "within Suspending",
 ];
 
+/// What plans decide and people do, beside the phases of jobs.
+const KINDS: [&str; 38] = [
+    "claim/priority",
+    "claim/reclaim",
+    "claim/turn",
+    "cordoned",
+    "dependency failed",
+    "dependency met",
+    "drain begins at once",
+    "drain called off",
+    "drain done",
+    "drain ended by a person",
+    "drain over",
+    "drain planned",
+    "drain rolls",
+    "drain takes",
+    "evict/drain",
+    "evict/priority",
+    "evict/reclaim",
+    "evict/turn",
+    "hold",
+    "not paused",
+    "paused",
+    "policy",
+    "pool described",
+    "pool not described",
+    "queue changed",
+    "queue deleted",
+    "queue made",
+    "release",
+    "spare",
+    "turned out/drain",
+    "turned out/priority",
+    "turned out/reclaim",
+    "turned out/turn",
+    "unclaim",
+    "uncordoned",
+    "update",
+    "window begins",
+    "within Queued",
+];
+
 /// Runs a script; a failure names the smallest script that shows it.
 fn check(script: &Script) -> Stats {
     match replay(script) {
@@ -76,7 +118,8 @@ fn check(script: &Script) -> Stats {
     }
 }
 
-fn add(coverage: &mut Coverage, stats: Stats) {
+fn add(coverage: &mut Coverage, stats: Stats, restless: &mut Vec<String>) {
+    restless.extend(stats.restless);
     for (key, count) in stats.coverage {
         *coverage.entry(key).or_default() += count;
     }
@@ -85,26 +128,28 @@ fn add(coverage: &mut Coverage, stats: Stats) {
 #[test]
 fn histories_hold_and_cover_every_transition_with_every_fault() {
     let mut coverage = Coverage::new();
+    let mut restless = Vec::new();
     for seed in 0..HISTORIES {
-        add(&mut coverage, check(&Script::generate(seed)));
+        add(&mut coverage, check(&Script::generate(seed)), &mut restless);
     }
     // What chance left out is aimed at.
-    for (number, transition) in (0u64..).zip(TRANSITIONS) {
+    for (number, transition) in (0u64..).zip(TRANSITIONS.into_iter().chain(KINDS)) {
         for fault in [Fault::CrashBefore, Fault::CrashAfter { orders: 0 }, Fault::StoreFull] {
             let key = (transition.to_owned(), fault.name().to_owned());
             let mut seed = 1_000_000 * (number + 1);
             while coverage.get(&key).copied().unwrap_or(0) < LEAST {
-                let mut script = Script::generate(seed);
-                script.aim(transition, fault);
-                add(&mut coverage, check(&script));
+                add(&mut coverage, check(&Script::aimed(seed, transition, fault)), &mut restless);
                 seed += 1;
                 assert!(seed < 1_000_000 * (number + 1) + 20_000, "{key:?} cannot be reached");
             }
         }
     }
-    let known: BTreeSet<&str> = TRANSITIONS.into_iter().collect();
+    let known: BTreeSet<&str> = TRANSITIONS.into_iter().chain(KINDS).collect();
     let seen: BTreeSet<&str> = coverage.keys().map(|(t, _)| t.as_str()).collect();
     let new: Vec<&&str> = seen.difference(&known).filter(|t| !t.starts_with("within")).collect();
+    // A plan made on its own result decides nothing. In a few of a million turns it does, where what was
+    // promised to others looks otherwise once the decisions are carried out; the next turn makes up for it.
+    assert!(restless.len() * 400 < HISTORIES as usize, "{} plans decided again: {restless:#?}", restless.len());
     for t in new {
         let total: u32 = coverage.iter().filter(|((k, _), _)| k == t).map(|(_, n)| n).sum();
         eprintln!("rare transition, not aimed at: {t} × {total}");

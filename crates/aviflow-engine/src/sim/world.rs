@@ -6,7 +6,8 @@
 mod agents;
 
 use super::hash;
-use super::script::{Item, JobScript, Outcome, Script};
+use super::people::{GPU_TYPE, POOL};
+use super::script::{Item, JobScript, Outcome, QueueScript, Script};
 use crate::ports::{Observation, Order, Stamped, WorkerEvent};
 use aviflow_core::gpus::Slots;
 use aviflow_core::model::{EnvironmentHash, JobId, NodeId, Term};
@@ -56,6 +57,8 @@ struct Worker {
     gone: bool,
     stopping: bool,
     started: bool,
+    /// When its ranks began, and what they had done before.
+    began: Option<(Time, i64)>,
     outbox: BTreeMap<u64, (Time, u32, WorkerEvent)>,
     sent: u64,
     /// Whether its node died before the control plane knew: nothing was started.
@@ -75,6 +78,7 @@ enum Happening {
     Hello(Key),
     Up(Key),
     Step { key: Key, event: WorkerEvent },
+    Save { key: Key, number: u64, complete: bool },
     RankEnds { key: Key, rank: u32, code: i32, by_agent: bool },
     Empty(Key, Option<String>),
     LostSeen(Key, Time),
@@ -116,6 +120,8 @@ pub(super) struct World {
     term: Term,
     workers: BTreeMap<Key, Worker>,
     removed: BTreeSet<Key>,
+    /// What each job has saved: milliseconds of training.
+    saved: BTreeMap<JobId, i64>,
     dead_nodes: BTreeSet<u32>,
     broken: BTreeMap<u32, Vec<u32>>,
     nodes: u32,
@@ -140,6 +146,7 @@ impl World {
             term: Term(0),
             workers: BTreeMap::new(),
             removed: BTreeSet::new(),
+            saved: BTreeMap::new(),
             dead_nodes: BTreeSet::new(),
             broken: BTreeMap::new(),
             nodes: script.nodes,
@@ -148,14 +155,10 @@ impl World {
         for (index, step) in script.items.iter().enumerate() {
             world.at(begin + Span(step.at + 1000), Happening::Script(index));
         }
-        // In the end nothing is left paused or broken, or the jobs could not end.
-        let last = script.items.iter().map(|s| s.at).max().unwrap_or(0) + 14_400_000;
-        let mut finally = vec![Item::Pause { on: false }];
-        finally.extend((1..=script.nodes).map(|node| Item::Cordon { node, on: false }));
-        finally.extend((1..=script.nodes).map(|node| Item::Break { node, slots: Vec::new() }));
-        finally.extend(script.jobs().map(|j| Item::Release { job: j.name.clone() }));
-        for item in finally {
-            world.at(begin + Span(last), Happening::Script(world.items.len()));
+        let last = begin + Span(script.items.iter().map(|s| s.at).max().unwrap_or(0) + 14_400_000);
+        for (n, item) in (0..).zip(finally(script)) {
+            // Drains and queues first, and one after the other: each needs a control plane that answers.
+            world.at(last + Span(10_000 * n), Happening::Script(world.items.len()));
             world.items.push(item);
         }
         world
@@ -197,6 +200,11 @@ impl World {
         self.at(self.now + Span(wait), Happening::Script(index));
     }
 
+    /// An item comes again.
+    pub(super) fn again(&mut self, index: usize, after: Span) {
+        self.at(self.now + after, Happening::Script(index));
+    }
+
     /// Everything that happens now.
     pub(super) fn happen(&mut self) -> Happened {
         let mut out = Happened::default();
@@ -221,6 +229,7 @@ impl World {
                     self.event(key, self.now, event);
                 }
             }
+            Happening::Save { key, number, complete } => self.save(key, number, complete),
             Happening::RankEnds { key, rank, code, by_agent } => self.rank_ends(key, rank, code, by_agent),
             Happening::Empty(key, reason) => self.empty(key, reason),
             Happening::LostSeen(key, at) => {
@@ -283,9 +292,19 @@ impl World {
                 Item::Submit(_)
                 | Item::Cancel { .. }
                 | Item::Suspend { .. }
+                | Item::Hold { .. }
                 | Item::Release { .. }
+                | Item::Update { .. }
+                | Item::Queue(_)
+                | Item::DropQueue { .. }
+                | Item::Pool { .. }
+                | Item::DropPool
+                | Item::Policy { .. }
                 | Item::Pause { .. }
-                | Item::Cordon { .. },
+                | Item::Cordon { .. }
+                | Item::Drain { .. }
+                | Item::CancelDrain { .. }
+                | Item::Clear,
             ) => out.items.push(index),
             Some(Item::Fault(_) | Item::CancelWhen { .. }) | None => {}
         }
@@ -341,7 +360,7 @@ impl World {
         let seen = if self.dead_nodes.contains(&node) {
             Observation::NodeGone { name: name.clone() }
         } else {
-            Observation::NodeSeen { name: name.clone(), pool: "sim".into(), gpu_type: "H100".into(), gpus: 8 }
+            Observation::NodeSeen { name: name.clone(), pool: POOL.into(), gpu_type: GPU_TYPE.into(), gpus: 8 }
         };
         self.at(self.now + Span(delay), Happening::Say(seen));
         let broken = self.broken.get(&node).cloned().unwrap_or_default();
@@ -454,6 +473,7 @@ impl World {
                 gone: false,
                 stopping: false,
                 started: false,
+                began: None,
                 outbox: BTreeMap::new(),
                 sent: 0,
                 hello: false,
@@ -489,16 +509,20 @@ impl World {
             return;
         }
         self.after(key, 35, 10, 400, Happening::Up(key));
-        let run = script.run_ms;
+        let run = self.left(key);
         let step = 10 + u64::from(key.1);
         self.after(key, 36, 450 + run / 5, 10, Happening::Step { key, event: WorkerEvent::FirstStep { step } });
         if best_step.is_some() {
             self.after(key, 37, 450 + run / 4, 10, Happening::Step { key, event: WorkerEvent::CaughtUp { step } });
         }
-        let begun = WorkerEvent::CheckpointBegun { step: step + 5 };
-        self.after(key, 38, 450 + run / 3, 10, Happening::Step { key, event: begun });
-        let complete = WorkerEvent::CheckpointComplete { step: step + 5, path: "/checkpoints/x".to_owned() };
-        self.after(key, 39, 470 + run / 3, 300, Happening::Step { key, event: complete });
+        match script.saves_every {
+            None => self.after(key, 38, 450 + run / 3, 10, Happening::Save { key, number: 1, complete: false }),
+            // One rank of the gang says it for all.
+            Some(every) if key.2 == 0 => {
+                self.after(key, 38, 450 + every.0, 10, Happening::Save { key, number: 1, complete: false });
+            }
+            Some(_) => {}
+        }
     }
 
     /// What should not be there once everything has ended.
@@ -506,6 +530,26 @@ impl World {
         let say = |(key, w): (&Key, &Worker)| format!("{key:?} of {} is left behind, runs: {}", w.name, w.runs());
         self.workers.iter().map(say).collect()
     }
+}
+
+/// In the end nothing is left paused, broken, held or drained, or the jobs could not end.
+fn finally(script: &Script) -> Vec<Item> {
+    let mut queues: Vec<&QueueScript> =
+        script.items.iter().filter_map(|s| if let Item::Queue(q) = &s.item { Some(q) } else { None }).collect();
+    queues.sort_by_key(|q| (q.parent.is_some(), &q.name));
+    queues.dedup_by_key(|q| &q.name);
+    let open = |q: &QueueScript| Item::Queue(QueueScript { name: q.name.clone(), ..QueueScript::default() });
+    let mut items = vec![Item::Pause { on: false }, Item::CancelDrain { node: None }, Item::CancelDrain { node: None }];
+    // Without its own guarantee a parent takes any child, and is none in the end.
+    items.extend(queues.iter().rev().map(|q| open(q)));
+    for node in 1..=script.nodes {
+        items.push(Item::CancelDrain { node: Some(node) });
+        items.push(Item::Cordon { node, on: false });
+        items.push(Item::Break { node, slots: Vec::new() });
+    }
+    items.extend(script.jobs().map(|j| Item::Release { job: j.name.clone() }));
+    items.push(Item::Clear);
+    items
 }
 
 fn pick_one<T: Copy>(list: &[T], pick: u64) -> Option<T> {

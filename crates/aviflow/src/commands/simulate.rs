@@ -113,3 +113,53 @@ fn failure(error: Error) -> Failure {
         None => failure,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::{Cli, Command};
+    use crate::error::USAGE;
+    use crate::render::style::Style;
+    use clap::Parser as _;
+
+    /// What a command line with a trace in `t.csv` is refused with.
+    fn refused(trace: &str, options: &[&str]) -> String {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("t.csv");
+        std::fs::write(&file, trace).expect("written");
+        let file = file.display().to_string();
+        let mut words = vec!["aviflow", "simulate", "--nodes", "2"];
+        words.extend(options.iter().map(|word| if *word == "t.csv" { file.as_str() } else { word }));
+        let Command::Simulate(args) = Cli::try_parse_from(words).expect("a command line").command else {
+            panic!("another command")
+        };
+        let scenario = policies(&args).and_then(|policies| Ok((scenario(&args)?, policies)));
+        let failure = match scenario {
+            Err(failure) => failure,
+            Ok((scenario, policies)) => failure(scenario.report(&policies, args.compare, false).expect_err("refused")),
+        };
+        assert_eq!(failure.code, USAGE, "{failure:?}");
+        failure.render(Style::plain()).replace(&folder.path().display().to_string(), "")
+    }
+
+    #[test]
+    fn what_cannot_be_replayed_is_refused_with_what_to_do() {
+        let head = "submitted,queue,nodes,gpus_per_node,gpu_type,run_s\n";
+        let own = |rows: &str, options: &[&str]| {
+            refused(&format!("{head}{rows}"), &[&["--trace", "t.csv"], options].concat())
+        };
+        let said = [
+            refused("", &["--trace", "nowhere.csv"]),
+            refused("", &[]),
+            own("0,,1,8,,sixty\n", &[]),
+            own("0,,3,8,,60\n", &["--policy", "fifo"]),
+            own("0,,1,8,H100,60\n0,,1,8,A100,60\n", &[]),
+            own("0,,1,8,H100,60\n", &["--gpu-type", "B200"]),
+            own("0,,1,8,,60\n", &[]),
+            own("0,,1,8,,60\n", &["--limits", "over:5-1"]),
+            own("0,,1,8,,60\n", &["--policy", "fifo,fifo"]),
+            own("0,,1,8,,60\n", &["--policy", "fifo", "--topology", "t.csv"]),
+        ];
+        insta::assert_snapshot!(said.join("\n"));
+    }
+}

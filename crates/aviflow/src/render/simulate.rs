@@ -30,7 +30,9 @@ fn header(scenario: &Scenario) -> String {
     let (trace, cluster) = (&scenario.trace, &scenario.cluster);
     let days = trace.span().0 as f64 / 86_400_000.0;
     let load = trace.gpu_hours() / (f64::from(cluster.gpus()) * days * 24.0);
-    let load = if load.is_finite() { format!(", loaded to {:.0}%", load * 100.0) } else { String::new() };
+    // Where jobs run for longer than others are submitted, the load of that time says nothing.
+    let longest = trace.jobs.iter().map(|job| job.run).max().unwrap_or_default();
+    let load = if trace.span() > longest { format!(", loaded to {:.0}%", load * 100.0) } else { String::new() };
     let origin =
         if trace.jobs.iter().all(|job| job.line == 0) { format!(" ({})", trace.origin) } else { String::new() };
     format!(

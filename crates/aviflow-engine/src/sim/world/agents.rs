@@ -33,12 +33,15 @@ impl World {
             }
         }
         let script = self.scripts[&w.name].clone();
+        let (now, run) = (self.now, self.left(key));
+        let saved = self.saved.get(&key.0).copied().unwrap_or(0);
         if let Some(w) = self.workers.get_mut(&key) {
             w.ranks = vec![None; script.ranks_per_node as usize];
+            w.began = Some((now, saved));
         }
         self.event(key, self.now, WorkerEvent::Up);
         let gang = (key.0, key.1, 0);
-        let half = script.run_ms / 2;
+        let half = run / 2;
         let workers = u64::from(script.nodes);
         let outcome = script.outcome(key.1);
         let chosen = self.draw(gang, 40, workers) == i64::from(key.2);
@@ -47,7 +50,7 @@ impl World {
             self.after(
                 key,
                 41 + u64::from(rank),
-                script.run_ms,
+                run,
                 500,
                 Happening::RankEnds { key, rank, code: 0, by_agent: false },
             );
@@ -67,6 +70,41 @@ impl World {
                 }
                 Outcome::Succeed | Outcome::LaunchFails | Outcome::NeverReady => {}
             }
+        }
+    }
+
+    /// What the job still has to do, from what it saved.
+    pub(super) fn left(&self, key: Key) -> i64 {
+        let Some(w) = self.workers.get(&key) else { return 0 };
+        let all = self.scripts[&w.name].run_ms;
+        (all - self.saved.get(&key.0).copied().unwrap_or(0)).max(500)
+    }
+
+    /// Ranks save themselves: they begin, and are done a little later, if they live.
+    pub(super) fn save(&mut self, key: Key, number: u64, complete: bool) {
+        let Some(w) = self.workers.get(&key).filter(|w| w.agent && w.runs()) else { return };
+        let Some((since, before)) = w.began else { return };
+        let (name, stopping) = (w.name.clone(), w.stopping);
+        let step = 10 + u64::from(key.1) + 5 * number;
+        if !complete {
+            if !stopping {
+                self.event(key, self.now, WorkerEvent::CheckpointBegun { step });
+            }
+            self.after(key, 39 + 1000 * number, 20, 300, Happening::Save { key, number, complete: true });
+            return;
+        }
+        let done = before + self.now.since(since).0;
+        let saved = self.saved.entry(key.0).or_default();
+        *saved = done.max(*saved);
+        self.event(key, self.now, WorkerEvent::CheckpointComplete { step, path: "/checkpoints/x".to_owned() });
+        if let Some(every) = self.scripts[&name].saves_every.filter(|_| !stopping) {
+            self.after(
+                key,
+                38 + 1000 * number,
+                every.0,
+                10,
+                Happening::Save { key, number: number + 1, complete: false },
+            );
         }
     }
 
@@ -122,12 +160,17 @@ impl World {
             return;
         }
         w.stopping = true;
+        let saves = self.scripts[&w.name].saves_on_request && key.2 == 0;
         let first = w.first_rank;
         let running: Vec<u32> = (first..).zip(&w.ranks).filter(|(_, e)| e.is_none()).map(|(r, _)| r).collect();
         if running.is_empty() {
             let reason = (w.ranks.is_empty()).then(|| "stopped before its ranks started".to_owned());
             self.after(key, 52, 5, 40, Happening::Empty(key, reason));
             return;
+        }
+        if saves {
+            let begin = self.now + Span(self.draw(key, 81, 500));
+            self.at(begin, Happening::Save { key, number: 900, complete: false });
         }
         for rank in running {
             let (delay, code) = match self.draw(key, 80 + u64::from(rank), 3) {

@@ -50,7 +50,7 @@ pub fn half_to(past: u64, half_life: u64) -> u64 {
     let mut value = u128::from(ONE);
     for (i, root) in ROOTS.iter().enumerate() {
         if part >> (31 - i) & 1 == 1 {
-            value = value * u128::from(*root) >> 32;
+            value = (value * u128::from(*root)) >> 32;
         }
     }
     u64::try_from(value >> whole).unwrap_or(0)
@@ -65,7 +65,7 @@ pub fn log2_256(n: u64) -> i64 {
     let mut x = u64::try_from((u128::from(n) << 32) >> whole).unwrap_or(ONE);
     let mut bits = 0;
     for _ in 0..8 {
-        let square = u128::from(x) * u128::from(x) >> 32;
+        let square = (u128::from(x) * u128::from(x)) >> 32;
         bits <<= 1;
         if square >= u128::from(2 * ONE) {
             bits |= 1;
@@ -83,7 +83,7 @@ pub fn scale_256(n: u64, e: i64) -> u64 {
     // 2^(e/256) = 2^⌈e/256⌉ · 2^−(rest/256).
     let up = e.div_euclid(256) + i64::from(e.rem_euclid(256) > 0);
     let rest = (up * 256 - e).unsigned_abs();
-    let down = u128::from(n) * u128::from(half_to(rest, 256)) >> 32;
+    let down = (u128::from(n) * u128::from(half_to(rest, 256))) >> 32;
     let scaled = if up >= 0 {
         down.checked_shl(u32::try_from(up).unwrap_or(u32::MAX))
     } else {

@@ -258,7 +258,7 @@ fn drains(snapshot: &Snapshot, wrong: &mut Vec<String>) {
             }
         }
         for id in &drain.taken {
-            if !snapshot.nodes.get(id).is_some_and(|n| n.drain.is_some()) {
+            if snapshot.nodes.get(id).is_none_or(|n| n.drain.is_none()) {
                 wrong.push(format!("node {} was taken by drain {} and is not drained", id.0, drain.id));
             }
         }

@@ -46,7 +46,9 @@ fn main() -> ExitCode {
             println!("{} histories, {turns} turns, {crashes} crashes", seed + 1 - first);
         }
     }
-    println!("{histories} histories hold: {turns} turns, {crashes} crashes, {restless} restless plans, ended: {ended:?}");
+    println!(
+        "{histories} histories hold: {turns} turns, {crashes} crashes, {restless} restless plans, ended: {ended:?}"
+    );
     ExitCode::SUCCESS
 }
 

@@ -246,8 +246,8 @@ impl Calibration {
         self.by_class.entry(estimate.class).or_default().add(ratio);
         self.seen = self.seen.saturating_add(1);
         // 24 up and 1.3 down balance at one miss in twenty: late starts are heard of late.
-        let step =
-            if started > estimate.p90 { 24 } else { -i64::from(self.seen % 4 != 3) - i64::from(self.seen % 2 == 0) };
+        let down = i64::from(self.seen % 4 != 3) + i64::from(self.seen.is_multiple_of(2));
+        let step = if started > estimate.p90 { 24 } else { -down };
         self.offset = (self.offset + step).clamp(-512, 6 * 256);
     }
 }
@@ -295,9 +295,9 @@ impl Histogram {
     /// The upper end of a class.
     #[must_use]
     pub fn end(class: usize) -> Span {
-        let whole = 1_000i64 << ((class + 1) / 2).min(40);
+        let whole = 1_000i64 << class.div_ceil(2).min(40);
         // √2 < 1.4143.
-        Span(if class % 2 == 0 { whole / 1000 * 14_143 / 10 } else { whole })
+        Span(if class.is_multiple_of(2) { whole / 1000 * 14_143 / 10 } else { whole })
     }
 
     /// Adds a span.

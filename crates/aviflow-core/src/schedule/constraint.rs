@@ -215,7 +215,7 @@ fn promised<'p>(pass: &'p Pass<'_>, ask: &Ask<'_>, segment: usize, level: usize)
     let mut beside: BTreeMap<usize, u32> = BTreeMap::new();
     for (i, promise) in pass.promises[..before].iter().enumerate() {
         let owner = promise.owner.as_ref().filter(|o| o.gpu_type == s.gpu_type && !promise.yields_to(pass, ask));
-        for owner in owner {
+        if let Some(owner) = owner {
             for above in &pass.quotas.branches[owner.queue].path {
                 *beside.entry(*above).or_insert(0) += owner.gpus;
             }

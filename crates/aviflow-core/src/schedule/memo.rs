@@ -115,8 +115,11 @@ pub(super) struct Holder {
 /// The waiting jobs of one queue: by priority and user, in the order of their submission.
 #[derive(Debug, Default)]
 pub(super) struct Line {
-    pub(super) by_user: BTreeMap<(Reverse<i32>, u32), BTreeMap<(Time, JobId), Waiter>>,
+    pub(super) by_user: BTreeMap<(Reverse<i32>, u32), OfUser>,
 }
+
+/// The waiting jobs of one user and priority, in the order of their submission.
+pub(super) type OfUser = BTreeMap<(Time, JobId), Waiter>;
 
 /// Where in its line a waiting job is.
 #[derive(Clone, Copy, Debug)]

@@ -294,7 +294,9 @@ fn earliest(pass: &Pass<'_>, ask: &Ask<'_>, segment: usize, wanted: &Wanted<'_>)
     };
     let s = &pass.grid.segments[segment];
     let need = wanted.nodes.0 as usize;
-    let mut best: Option<(Time, usize, Vec<(Time, usize)>)> = None;
+    // When, in which domain, and when each of its nodes is free.
+    type Best = (Time, usize, Vec<(Time, usize)>);
+    let mut best: Option<Best> = None;
     for (i, domain) in s.domains[wanted.within.min(s.top())].iter().enumerate() {
         let mut list: Vec<(Time, usize)> =
             domain.nodes.clone().map(|n| (at(n), n)).filter(|(t, _)| *t < Time(i64::MAX)).collect();

@@ -3,6 +3,8 @@
 mod cases;
 mod check;
 mod histories;
+#[allow(dead_code)]
 mod spec;
 mod verdicts;
+#[allow(dead_code)]
 mod world;

@@ -34,7 +34,7 @@ impl Player {
     fn stop(&mut self, now: Time) {
         if let Some(turn) = self.turn.take() {
             let ran = now.since(turn);
-            self.had = self.had + Span(ran.0 * i64::from(self.gpus));
+            self.had += Span(ran.0 * i64::from(self.gpus));
             self.left = Span((self.left.0 - ran.0).max(1000));
         }
     }

@@ -406,8 +406,15 @@ impl<'t, 'p> Task<'t, 'p> {
 /// For each node without room, the cheapest gangs that would make room there.
 struct Bundles {
     banned: Option<usize>,
-    /// The node, what it costs, on how many nodes there is room then, and who.
-    list: Vec<(usize, Option<(u64, u32, Vec<usize>)>)>,
+    list: Vec<(usize, Option<Bundle>)>,
+}
+
+/// Gangs that make room together.
+struct Bundle {
+    price: u64,
+    /// On how many nodes there is room then.
+    gain: u32,
+    gangs: Vec<usize>,
 }
 
 impl Bundles {
@@ -422,17 +429,16 @@ impl Bundles {
     fn renew(&mut self, task: &Task<'_, '_>, set: &Set, at: usize) {
         let node = self.list[at].0;
         let has_room = task.free(node, set).count() >= task.gpus;
-        let bundle = if has_room { None } else { task.bundle(node, set, self.banned) };
-        self.list[at].1 = bundle.map(|b| (task.price(&b), task.gain(set, &b), b));
+        let gangs = if has_room { None } else { task.bundle(node, set, self.banned) };
+        self.list[at].1 = gangs.map(|gangs| Bundle { price: task.price(&gangs), gain: task.gain(set, &gangs), gangs });
     }
 
     /// The gangs that cost least for what is missing, and on how many nodes they make room.
     fn cheapest(&self, missing: u32) -> Option<(u32, Vec<usize>)> {
-        let each =
-            |a: &(u64, u32, Vec<usize>), b: &(u64, u32, Vec<usize>)| u128::from(a.0) * u128::from(b.1.min(missing));
+        let each = |a: &Bundle, b: &Bundle| u128::from(a.price) * u128::from(b.gain.min(missing));
         let all = self.list.iter().filter_map(|(_, bundle)| bundle.as_ref());
         let best = all.reduce(|old, new| if each(new, old) < each(old, new) { new } else { old });
-        best.map(|(_, gain, bundle)| (*gain, bundle.clone()))
+        best.map(|b| (b.gain, b.gangs.clone()))
     }
 
     /// Looks again at the nodes for which something changed.

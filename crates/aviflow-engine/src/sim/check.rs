@@ -70,7 +70,8 @@ impl Checker {
             let fresh = plan(engine.snapshot(), &mut Memo::default(), engine.now());
             if !fresh.decisions.is_empty() {
                 let first = engine.audit.as_ref().map(|a| &a.decided);
-                self.restless.push(format!("a plan made on its own result decides {:?} after {first:?}", fresh.decisions));
+                self.restless
+                    .push(format!("a plan made on its own result decides {:?} after {first:?}", fresh.decisions));
             }
             conditions(engine, &mut wrong);
         }

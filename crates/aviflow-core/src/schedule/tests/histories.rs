@@ -269,11 +269,11 @@ pub(super) fn apply(w: &mut World, c: &Cluster, n: usize, op: &Op) {
         }
         Op::Hold(j, true) => {
             let by = "ann".to_owned();
-            name(j).map(|j| {
+            if let Some(j) = name(j) {
                 let waits = w.job(&j).phase == Phase::Queued;
                 let suspend = Event::Suspend { by: by.clone(), hold: true, turned_out: None };
                 w.event(&j, &if waits { Event::Hold { by } } else { suspend });
-            });
+            }
         }
         Op::Hold(j, false) => {
             name(j).map(|j| w.event(&j, &Event::Release { by: "ann".into() }));
@@ -445,11 +445,9 @@ fn ends(w: &mut World) {
     let total: i64 = w.s.jobs.len().try_into().unwrap_or(i64::MAX);
     // Each may run 400 minutes and be moved about now and then.
     w.minutes(600 * (total + 1));
-    let left: Vec<JobId> = w.s.jobs.values().filter(|j| !hopeless(w, j.id)).map(|j| j.id).collect();
-    for id in &left {
-        let job = &w.s.jobs[id];
-        assert!(job.phase != Phase::Queued, "{} still waits: {:?}", job.key.name, w.why(&job.key.name));
-        panic!("{} is still {}", job.key.name, job.phase.name());
+    if let Some(left) = w.s.jobs.values().find(|j| !hopeless(w, j.id)) {
+        assert!(left.phase != Phase::Queued, "{} still waits: {:?}", left.key.name, w.why(&left.key.name));
+        panic!("{} is still {}", left.key.name, left.phase.name());
     }
     let evictions = w.all_evictions(None) - before;
     let jobs = w.names.len();

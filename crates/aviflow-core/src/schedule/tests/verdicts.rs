@@ -67,8 +67,11 @@ fn domains(s: &Snapshot, id: JobId, level: Option<&str>) -> Vec<Node> {
     found
 }
 
+/// What is there, and when.
+type Worlds = Vec<(Snapshot, Time)>;
+
 /// The worlds in which what a constraint names is lifted, and those in which it is not quite; with their times.
-fn lift(s: &Snapshot, id: JobId, constraint: &Constraint, now: Time) -> (Vec<(Snapshot, Time)>, Vec<(Snapshot, Time)>) {
+fn lift(s: &Snapshot, id: JobId, constraint: &Constraint, now: Time) -> (Worlds, Worlds) {
     let mut all = Vec::new();
     let mut almost = Vec::new();
     let mut with = |change: &dyn Fn(&mut Snapshot)| {
@@ -162,7 +165,10 @@ fn exact(s: &Snapshot, id: JobId, now: Time, lifted: usize) {
 /// Whether two constraints name the same thing.
 fn same(a: &Constraint, b: &Constraint) -> bool {
     match (a, b) {
-        (Constraint::QueueLimit { queue: a, gpu_type: s, .. }, Constraint::QueueLimit { queue: b, gpu_type: t, .. })
+        (
+            Constraint::QueueLimit { queue: a, gpu_type: s, .. },
+            Constraint::QueueLimit { queue: b, gpu_type: t, .. },
+        )
         | (
             Constraint::QueueGuarantee { queue: a, gpu_type: s, .. },
             Constraint::QueueGuarantee { queue: b, gpu_type: t, .. },

@@ -24,6 +24,7 @@ type Query = Box<dyn FnOnce(&View<'_>) + Send>;
 /// Called once an input is durable.
 pub type Durable = Box<dyn FnOnce() + Send>;
 
+#[expect(clippy::large_enum_variant, reason = "nearly every message is an input")]
 enum Message {
     Input { input: Input, reply: Option<Sender<Result<Answer, StoreError>>>, durable: Option<Durable> },
     Query(Query),

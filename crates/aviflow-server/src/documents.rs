@@ -199,7 +199,7 @@ pub(crate) async fn put_policy(
     Input(apply): Input<PolicyApply>,
 ) -> Result<Json<Applied>, Failure> {
     blocking(move || {
-        check(&app, &AdminDocument::Policy(apply.policy.clone()))?;
+        check(&app, &AdminDocument::Policy(apply.policy))?;
         let before = app.view(|view| view.snapshot.policy.clone())?;
         let warnings =
             ask(&app, EngineInput::SetPolicy { policy: to_policy(&apply.policy), by, reason: apply.reason })?;

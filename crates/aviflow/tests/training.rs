@@ -242,6 +242,8 @@ fn a_training_saves_on_request_and_goes_on_from_there() {
     run.until("step 10/");
     world.ok(&["suspend", "long"]);
     let first = saved_at(&mut run);
+    // Whoever suspends a job holds it, also once its GPUs are free.
+    world.ok(&["resume", "long"]);
     run.until(&format!("step {} of 1000000 comes next", first + 1));
     run.until(&format!("step {}/", (first / 10 + 2) * 10));
     world.ok(&["cancel", "long"]);

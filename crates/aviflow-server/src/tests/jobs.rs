@@ -46,11 +46,15 @@ async fn a_job_from_submission_to_its_end() {
 }
 
 #[tokio::test]
-async fn a_cancelled_job_ends_with_130_and_a_suspended_one_waits_again() {
+async fn a_cancelled_job_ends_with_130_and_a_suspended_one_waits_until_it_is_resumed() {
     let world = World::new();
     world.submit(&submission("one")).await;
     world.until_phase(1, "Running").await;
     let (status, _) = world.call("POST", "/v1/jobs/one/actions", Some(json!({ "action": "suspend" }))).await;
+    assert_eq!(status, StatusCode::OK);
+    world.until_phase(1, "Queued").await;
+    assert_eq!(world.get("/v1/jobs/one").await["held"], "ada");
+    let (status, _) = world.call("POST", "/v1/jobs/one/actions", Some(json!({ "action": "resume" }))).await;
     assert_eq!(status, StatusCode::OK);
     world.until(|view| view.snapshot.jobs.values().any(|j| j.attempts == 2)).await;
     assert_eq!(world.get("/v1/jobs/one").await["counters"]["suspensions"], 1);

@@ -442,7 +442,7 @@ pub(crate) fn stable(mut value: Value) -> String {
 }
 
 fn redact(value: &mut Value, key: &str) {
-    let spans = ["ran", "total", "capacity"];
+    let spans = ["ran", "total", "capacity", "useOverWeight", "userUse", "decayedUse"];
     match value {
         Value::Number(n) if n.as_i64().is_some_and(|n| n > 1_600_000_000_000) => *value = "[time]".into(),
         Value::Number(_) if spans.contains(&key) => *value = "[ms]".into(),

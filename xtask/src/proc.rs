@@ -2,10 +2,11 @@
 
 use anyhow::{Context as _, Result, bail};
 use std::ffi::OsStr;
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::{BufRead as _, BufReader, Read, Write as _};
 use std::path::PathBuf;
 use std::process::{Command, ExitStatus, Stdio};
-use std::sync::Mutex;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::Duration;
 
 /// A program to run, without the variables that `cargo run` sets for this one.
 ///
@@ -79,8 +80,16 @@ pub struct Ran {
     pub output: String,
 }
 
-/// Runs, shows the output as it comes, and keeps it.
+/// How long a program may say nothing. Runners of tests say after a minute that a test still runs, and
+/// then nothing more: whatever is silent for so long hangs.
+const SILENCE: Duration = Duration::from_secs(600);
+
+/// Runs, shows the output as it comes, and keeps it. A program that hangs is killed.
 pub fn tee(command: &mut Command) -> Result<Ran> {
+    tee_unless_silent(command, SILENCE)
+}
+
+fn tee_unless_silent(command: &mut Command, silence: Duration) -> Result<Ran> {
     println!("$ {}", line(command));
     let mut child = command
         .stdin(Stdio::null())
@@ -88,31 +97,72 @@ pub fn tee(command: &mut Command) -> Result<Ran> {
         .stderr(Stdio::piped())
         .spawn()
         .with_context(|| format!("`{}` could not be started", line(command)))?;
-    let kept = Mutex::new(String::new());
-    let copy = |from: Box<dyn std::io::Read + Send>| {
-        let mut from = BufReader::new(from);
-        let mut bytes = Vec::new();
-        while from.read_until(b'\n', &mut bytes).is_ok_and(|n| n > 0) {
-            let text = String::from_utf8_lossy(&bytes).into_owned();
-            let Ok(mut kept) = kept.lock() else { return };
-            kept.push_str(&text);
-            print!("{text}");
-            std::io::stdout().flush().ok();
-            drop(kept);
-            bytes.clear();
+    let (say, said) = mpsc::channel();
+    let streams: [Option<Box<dyn Read + Send>>; 2] =
+        [child.stdout.take().map(|s| Box::new(s) as _), child.stderr.take().map(|s| Box::new(s) as _)];
+    for stream in streams.into_iter().flatten() {
+        let say = say.clone();
+        std::thread::spawn(move || {
+            let mut stream = BufReader::new(stream);
+            let mut bytes = Vec::new();
+            while stream.read_until(b'\n', &mut bytes).is_ok_and(|n| n > 0) {
+                if say.send(String::from_utf8_lossy(&bytes).into_owned()).is_err() {
+                    return;
+                }
+                bytes.clear();
+            }
+        });
+    }
+    drop(say);
+    let mut output = String::new();
+    loop {
+        match said.recv_timeout(silence) {
+            Ok(text) => {
+                print!("{text}");
+                std::io::stdout().flush().ok();
+                output.push_str(&text);
+            }
+            Err(RecvTimeoutError::Disconnected) => break,
+            Err(RecvTimeoutError::Timeout) => {
+                for process in descendants(child.id()) {
+                    let _ = Command::new("kill").args(["-KILL", &process.to_string()]).status();
+                }
+                child.wait()?;
+                bail!(
+                    "`{}` said nothing for {} s and was killed{}",
+                    line(command),
+                    silence.as_secs(),
+                    hanging(&output)
+                );
+            }
         }
-    };
-    let (out, err) = (child.stdout.take(), child.stderr.take());
-    std::thread::scope(|scope| {
-        if let Some(out) = out {
-            scope.spawn(|| copy(Box::new(out)));
-        }
-        if let Some(err) = err {
-            scope.spawn(|| copy(Box::new(err)));
-        }
-    });
+    }
     let status = child.wait()?;
-    Ok(Ran { ok: status.success(), output: kept.into_inner().unwrap_or_default() })
+    Ok(Ran { ok: status.success(), output })
+}
+
+/// A process and all that come from it, itself last, so that nobody is there to start another.
+fn descendants(process: u32) -> Vec<u32> {
+    let tasks = std::fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
+    let children = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());
+    let children: Vec<u32> =
+        children.flat_map(|list| list.split_whitespace().filter_map(|p| p.parse().ok()).collect::<Vec<_>>()).collect();
+    let mut all: Vec<u32> = children.into_iter().flat_map(descendants).collect();
+    all.push(process);
+    all
+}
+
+/// The tests that a runner said were running for long, and of which nothing was heard since.
+fn hanging(output: &str) -> String {
+    let mut tests: Vec<&str> = Vec::new();
+    for line in output.lines().filter_map(|l| l.strip_prefix("test ")) {
+        if let Some((name, _)) = line.split_once(" has been running for over") {
+            tests.push(name);
+        } else if let Some((name, _)) = line.split_once(" ... ") {
+            tests.retain(|t| *t != name);
+        }
+    }
+    if tests.is_empty() { String::new() } else { format!("; still running: {}", tests.join(", ")) }
 }
 
 /// Where a program is, by `PATH`.
@@ -150,5 +200,13 @@ mod tests {
         assert!(!ran.ok);
         assert!(ran.output.contains("out\n") && ran.output.contains("err\n"), "{:?}", ran.output);
         Ok(())
+    }
+
+    #[test]
+    fn what_hangs_is_killed_and_named() {
+        let said = "echo 'test a ... ok'; echo 'test b has been running for over 60 seconds'; sleep 1000 & wait";
+        let silent = tee_unless_silent(command("sh").args(["-c", said]), Duration::from_millis(300));
+        let error = silent.err().map(|e| e.to_string()).unwrap_or_default();
+        assert!(error.ends_with("was killed; still running: b"), "{error}");
     }
 }

@@ -90,7 +90,7 @@ impl Scenario {
         if let Limits::Over(low, high) = self.limits
             && !(low >= 1.0 && high >= low && high <= 1000.0)
         {
-            let what = format!("limits {low} to {high} times the run time");
+            let what = format!("limits of {low} to {high} times the run time cannot be");
             return Err(Error::options(what, "give `--limits over:LOW-HIGH` with 1 ≤ LOW ≤ HIGH ≤ 1000, as over:1-5"));
         }
         let none = match self.limits {

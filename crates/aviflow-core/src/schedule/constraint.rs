@@ -9,6 +9,7 @@ use super::reserve::Promise;
 use super::{Constraint, place};
 use crate::gpus::Slots;
 use crate::model::{EvictionCause, Job, JobId, NODE_LEVEL, NodeCondition, Request, Snapshot};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 /// What keeps the job whatever is free.
@@ -213,7 +214,16 @@ fn promised<'p>(pass: &'p Pass<'_>, ask: &Ask<'_>, segment: usize, level: usize)
     let (class, s) = (ask.class, &pass.grid.segments[segment]);
     let before = pass.promises.partition_point(|p| p.start < ask.end);
     let mut beside: BTreeMap<usize, u32> = BTreeMap::new();
+    // What is kept for the job itself is there for it.
+    let mut own: Vec<(usize, Slots)> = Vec::new();
     for (i, promise) in pass.promises[..before].iter().enumerate() {
+        if promise.owner.as_ref().is_some_and(|o| o.job == ask.id) {
+            own.clone_from(&promise.slots);
+            continue;
+        }
+        for (node, slots) in &promise.slots {
+            own.iter_mut().filter(|(n, _)| n == node).for_each(|(_, own)| *own = own.without(*slots));
+        }
         let owner = promise.owner.as_ref().filter(|o| o.gpu_type == s.gpu_type && !promise.yields_to(pass, ask));
         if let Some(owner) = owner {
             for above in &pass.quotas.branches[owner.queue].path {
@@ -221,7 +231,12 @@ fn promised<'p>(pass: &'p Pass<'_>, ask: &Ask<'_>, segment: usize, level: usize)
             }
         }
         let quota = pass.quotas.short_beside(ask.queue, s.gpu_type, class.gpus(), class.preemptible, &beside);
-        let room = place::room(pass.grid, s, &pass.views[i + 1], class.gpus_per_node, level);
+        let mut view = Cow::Borrowed(&pass.views[i + 1]);
+        for (node, slots) in &own {
+            let free = view.free[*node].or(*slots);
+            view.to_mut().set(pass.grid, *node, free);
+        }
+        let room = place::room(pass.grid, s, &view, class.gpus_per_node, level);
         if quota.is_some() || promise.segment == segment && room < class.nodes.min {
             return Some(promise);
         }

@@ -93,9 +93,18 @@ fn lift(s: &Snapshot, id: JobId, constraint: &Constraint, now: Time) -> (Worlds,
         Constraint::Environment { hash } => with(&|s| {
             s.environments.insert(hash.clone(), EnvironmentState::Ready);
         }),
-        Constraint::BackOff { until } | Constraint::Preference { until, .. } => {
+        Constraint::BackOff { until } => {
             all.push((s.clone(), *until));
             almost.push((s.clone(), *until - Span(1)));
+        }
+        // Not by waiting until then: more than that may change meanwhile.
+        Constraint::Preference { .. } => {
+            for (more, list) in [(Span(0), &mut all), (Span(1), &mut almost)] {
+                let mut other = s.clone();
+                let job = other.jobs.get_mut(&id).unwrap();
+                job.request.topology.max_wait = Some(now.since(job.submitted) + more);
+                list.push((other, now));
+            }
         }
         Constraint::QueueLimit { queue, gpu_type, used, needs, .. } => {
             for (more, list) in [(0, &mut all), (1, &mut almost)] {

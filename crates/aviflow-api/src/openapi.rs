@@ -198,6 +198,10 @@ pub const ROUTES: &[Route] = &[
         query("to", "string", "the end, likewise; now if it is not said"),
         query("by", "string", "`user`, `queue`, `job` or `state`; `user` if it is not said"),
     ]),
+    get("/v1/history", "jobs that were submitted in a period and ran", Content::Json(of::<rest::JobHistory>)).with(&[
+        query("from", "string", "the first instant, as for usage; 24h ago if it is not said"),
+        query("to", "string", "the end, likewise; now if it is not said"),
+    ]),
     get("/v1/events", "everything that changes, coarse", Content::Events(of::<rest::ChangeEvent>)),
     get("/v1/agents", "list agents", Content::Json(of::<Vec<rest::AgentInfo>>)),
     get("/openapi.json", "this document", Content::Bytes("application/json")).open(),

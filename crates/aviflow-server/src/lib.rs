@@ -25,6 +25,7 @@ mod error;
 mod exec;
 mod files;
 mod follow;
+mod history;
 mod jobs;
 mod list;
 mod logs;

@@ -6,7 +6,8 @@ use crate::error::Failure;
 use crate::list::{ListQuery, list};
 use crate::params::Values;
 use crate::{
-    changes, documents, drains, environments, exec, files, follow, jobs, logs, metrics, objects, pool, submit, usage,
+    changes, documents, drains, environments, exec, files, follow, history, jobs, logs, metrics, objects, pool, submit,
+    usage,
 };
 use aviflow_api::openapi;
 use aviflow_api::rest::JobList;
@@ -54,6 +55,7 @@ pub(crate) fn closed() -> Vec<Handled> {
         ("/v1/environments", &["GET"], get(environments::list)),
         ("/v1/environments/{name}", &["GET"], get(environments::one)),
         ("/v1/usage", &["GET"], get(usage::usage)),
+        ("/v1/history", &["GET"], get(history::history)),
         ("/v1/events", &["GET"], get(changes::events)),
         ("/v1/agents", &["GET"], get(pool::agents)),
         ("/metrics", &["GET"], get(metrics::metrics)),

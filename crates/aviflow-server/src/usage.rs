@@ -32,15 +32,21 @@ pub(crate) async fn usage(
     blocking(move || report(&app, &query).map(Json)).await
 }
 
-fn report(app: &App, query: &UsageQuery) -> Result<Usage, Failure> {
-    let now = app.view(|view| view.now)?;
+/// The period that a query says.
+pub(crate) fn period(from: &Option<String>, to: &Option<String>, now: Time) -> Result<(Time, Time), Failure> {
     let at = |field: &str, value: &Option<String>, default: Time| {
         value.as_deref().map_or(Ok(default), |text| instant(field, text, now))
     };
-    let (from, to) = (at("from", &query.from, now - PERIOD)?, at("to", &query.to, now)?);
+    let (from, to) = (at("from", from, now - PERIOD)?, at("to", to, now)?);
     if from > to {
         return Err(Failure::bad("`from` is later than `to`"));
     }
+    Ok((from, to))
+}
+
+fn report(app: &App, query: &UsageQuery) -> Result<Usage, Failure> {
+    let now = app.view(|view| view.now)?;
+    let (from, to) = period(&query.from, &query.to, now)?;
     let by = query.by.as_deref().unwrap_or("user");
     let wanted = match by {
         "user" => By::User,

@@ -5,8 +5,8 @@ mod admin;
 use crate::error::{Failure, Result, While};
 use crate::output::now;
 use aviflow_api::rest::{
-    AgentInfo, ApiError, EnvironmentInfo, Exec, ExecFrame, JobAction, JobDetail, JobEvent, JobList, JobSummary,
-    LogLine, NodeAction, NodeInfo, PlanAnswer, PoolInfo, QueueInfo, ServerInfo, StopAnswer, Submit, Usage,
+    AgentInfo, ApiError, EnvironmentInfo, Exec, ExecFrame, JobAction, JobDetail, JobEvent, JobHistory, JobList,
+    JobSummary, LogLine, NodeAction, NodeInfo, PlanAnswer, PoolInfo, QueueInfo, ServerInfo, StopAnswer, Submit, Usage,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -256,6 +256,11 @@ impl Client {
     /// GPU time.
     pub fn usage(&self, by: &str, from: i64, to: i64) -> Result<Usage> {
         self.get("/v1/usage", &[("by", by.to_owned()), ("from", from.to_string()), ("to", to.to_string())])
+    }
+
+    /// What was submitted in a period and ran.
+    pub fn history(&self, from: i64, to: i64) -> Result<JobHistory> {
+        self.get("/v1/history", &[("from", from.to_string()), ("to", to.to_string())])
     }
 
     /// Agents.

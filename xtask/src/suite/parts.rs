@@ -3,11 +3,12 @@
 use super::Outcome;
 use super::count::Count;
 use crate::control::{self, Control, Profile};
-use crate::proc::{Ran, cargo, command, must, target, tee, which};
+use crate::proc::{Ran, cargo, command, must, target, tee, tee_unless_silent, which};
 use crate::{docs, setup};
 use anyhow::{Context as _, Result};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 /// Histories that the simulator runs on each test, and on a full one.
 const HISTORIES: [&str; 2] = ["200", "20000"];
@@ -17,9 +18,13 @@ fn whole(command: &mut Command) -> Result<Outcome> {
     Ok(Outcome::Ran(Count::one(tee(command)?.ok)))
 }
 
+/// How long a runner of tests may say nothing. It says after a minute that a test still runs, and then nothing
+/// more: whatever is silent for so long hangs.
+const SILENCE: Duration = Duration::from_secs(900);
+
 /// A runner that counts its tests.
 fn counted(command: &mut Command) -> Result<Outcome> {
-    let Ran { ok, output } = tee(command)?;
+    let Ran { ok, output } = tee_unless_silent(command, SILENCE)?;
     Ok(Outcome::Ran(Count::read(&output, ok)))
 }
 

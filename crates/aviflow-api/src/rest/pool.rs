@@ -147,6 +147,52 @@ pub struct UsageRow {
     pub total: i64,
 }
 
+/// Jobs that were submitted in a period and ran: a history that can be replayed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct JobHistory {
+    /// The first millisecond.
+    pub from: i64,
+    /// The millisecond after the last.
+    pub to: i64,
+    /// The jobs, in the order of their submission.
+    pub jobs: Vec<PastJob>,
+    /// Jobs that were submitted in the period and have not ended: how long they will have run is not known.
+    pub unfinished: u64,
+    /// Jobs that were submitted in the period and ended without ever running.
+    pub never_ran: u64,
+}
+
+/// A job that ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PastJob {
+    /// The name.
+    pub name: String,
+    /// When it was submitted.
+    pub submitted: i64,
+    /// Who submitted it.
+    pub user: String,
+    /// The queue.
+    pub queue: String,
+    /// The priority, as a number.
+    pub priority: i32,
+    /// Nodes that it asked for at least.
+    pub nodes: u32,
+    /// GPUs on each.
+    pub gpus_per_node: u32,
+    /// The accelerator type that it would rather have; none if any would do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu_type: Option<String>,
+    /// Milliseconds in Running, over all attempts.
+    pub ran: i64,
+    /// Its time limit in milliseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub time_limit: Option<i64>,
+    /// Whether it might be preempted.
+    pub preemptible: bool,
+}
+
 /// An agent that is connected to this control plane, or was started by it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]

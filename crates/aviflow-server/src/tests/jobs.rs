@@ -1,4 +1,4 @@
-use super::support::{LOCK, Script, World, gone, minimal, sha256, spec, stable, submission};
+use super::support::{LOCK, Script, World, gone, sha256, spec, stable, submission, with_environment};
 use crate::app::ServerConfig;
 use aviflow_api::rest::Submit;
 use aviflow_api::spec::{CodeSnapshot, Provenance};
@@ -181,13 +181,6 @@ async fn a_plan_changes_nothing_and_says_what_would_happen() {
     large.spec.queue = "nlp".into();
     insta::assert_snapshot!(world.refused("POST", "/v1/plan", to_json(&large)).await);
     assert_eq!(world.handle.read(|view| (view.snapshot.clone(), view.generation)).unwrap(), before);
-}
-
-fn with_environment() -> Submit {
-    let mut submit = submission("train");
-    submit.spec.environment = Some("minimal@1".into());
-    submit.provenance.environment = Some(minimal());
-    submit
 }
 
 #[tokio::test]

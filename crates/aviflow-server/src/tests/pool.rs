@@ -1,4 +1,5 @@
-use super::support::{Streamed, World, gone, stable, submission};
+use super::support::{LOCK, Script, Streamed, World, gone, stable, submission, with_environment};
+use crate::app::ServerConfig;
 use crate::body::{BodyAgent, ExecTarget};
 use aviflow_core::model::JobId;
 use axum::body::{Body, to_bytes};
@@ -131,4 +132,26 @@ async fn usage_sums_to_the_capacity() {
     insta::assert_snapshot!(world.refused("GET", "/v1/usage?by=colour", None).await);
     insta::assert_snapshot!(world.refused("GET", "/v1/usage?from=2&to=1", None).await);
     insta::assert_snapshot!(world.refused("GET", "/v1/usage?from=then", None).await);
+}
+
+#[tokio::test]
+async fn the_history_has_what_ran_and_says_what_is_left_out() {
+    let world = World::with(Script { prepares: false, ..Script::default() }, ServerConfig::default());
+    world.objects.put(LOCK.as_bytes()).unwrap();
+    for name in ["ended", "live"] {
+        world.submit(&submission(name)).await;
+    }
+    let never = world.submit(&with_environment()).await.summary;
+    let cancel = json!({ "action": "cancel" });
+    world.call("POST", &format!("/v1/jobs/{}/actions", never.name), Some(cancel)).await;
+    world.until_phase(2, "Running").await;
+    world.tell(1, gone(0, &[]));
+    world.until_ended(1).await;
+    let history = world.get("/v1/history?from=1h").await;
+    let names: Vec<&str> = history["jobs"].as_array().unwrap().iter().map(|j| j["name"].as_str().unwrap()).collect();
+    let left_out = (&history["unfinished"], &history["neverRan"]);
+    assert_eq!((names, left_out), (vec!["ended"], (&json!(1), &json!(1))), "{history}");
+    insta::assert_snapshot!("history", stable(history["jobs"][0].clone()));
+    assert_eq!(world.get("/v1/history?from=0&to=1").await["jobs"], json!([]));
+    insta::assert_snapshot!(world.refused("GET", "/v1/history?by=user", None).await);
 }

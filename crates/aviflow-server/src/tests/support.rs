@@ -42,6 +42,14 @@ pub(crate) fn submission(name: &str) -> Submit {
     Submit { spec: spec(name), provenance: Provenance::default() }
 }
 
+/// A submission of `train` that waits for its environment.
+pub(crate) fn with_environment() -> Submit {
+    let mut submit = submission("train");
+    submit.spec.environment = Some("minimal@1".into());
+    submit.provenance.environment = Some(minimal());
+    submit
+}
+
 /// The store, until the disk is full.
 struct FullableStore {
     inner: SqliteStore,

@@ -123,6 +123,10 @@ pub struct UsageArgs {
     #[arg(long, value_name = "WHAT", default_value = "user", hide_possible_values = true, hide_default_value = true)]
     pub by: UsageBy,
 
+    /// The jobs that were submitted in the period and ran, as `aviflow simulate --trace` reads them
+    #[arg(long, conflicts_with = "by")]
+    pub trace: bool,
+
     /// The period up to now
     #[arg(long, value_name = "DURATION", default_value = "7d", conflicts_with_all = ["from", "to"])]
     pub since: String,

@@ -4,7 +4,7 @@
 use super::grid::Grid;
 use super::report::QuotaUse;
 use crate::gpus::Slots;
-use crate::model::{JobId, Node, NodeCondition, Queue, QueueState, Quota, Snapshot};
+use crate::model::{JobId, Node, Queue, QueueState, Quota, Snapshot};
 use crate::time::{Span, Time};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -105,7 +105,8 @@ impl Quotas {
             capacity: vec![0; types],
             decayed: Vec::new(),
         };
-        for node in snapshot.nodes.values().filter(|n| n.condition != NodeCondition::Gone) {
+        // What is held on a node that is silent is charged, and so it is there.
+        for node in snapshot.nodes.values() {
             let gpus = usable(node).or(node.held);
             if let Ok(t) = grid.types.binary_search(&node.gpu_type) {
                 tree.capacity[t] += gpus.count();

@@ -130,9 +130,9 @@ fn usable(node: &Node, now: Time) -> Slots {
     if open { node.gpus.without(node.unhealthy).without(node.leaving) } else { Slots::NONE }
 }
 
+/// What may be used, and what is in use, also on a node that is silent.
 pub(super) fn capacity(s: &Snapshot, gpu_type: &str, now: Time) -> u32 {
-    let there = |n: &&Node| n.gpu_type == gpu_type && n.condition != NodeCondition::Gone;
-    s.nodes.values().filter(there).map(|n| usable(n, now).or(n.held).count()).sum()
+    s.nodes.values().filter(|n| n.gpu_type == gpu_type).map(|n| usable(n, now).or(n.held).count()).sum()
 }
 
 /// The guarantee of a queue, as far as the capacity allows.

@@ -377,7 +377,8 @@ impl<'a> Pass<'a> {
         let class = ask.class;
         let s = &self.grid.segments[segment];
         let within = within(s, class, ask.insists)?;
-        if class.topology.require.as_deref() == Some(NODE_LEVEL) && class.nodes.min > 1 {
+        let on_one = class.topology.require.as_deref() == Some(NODE_LEVEL);
+        if on_one && class.nodes.min > 1 {
             return None;
         }
         let promised = if as_many { self.promised_beside(ask, s.gpu_type) } else { BTreeMap::new() };
@@ -388,7 +389,7 @@ impl<'a> Pass<'a> {
         if as_many && !fits(class.nodes.min) {
             return None;
         }
-        let mut most = if as_many { class.nodes.max } else { class.nodes.min };
+        let mut most = if as_many && !on_one { class.nodes.max } else { class.nodes.min };
         while most > class.nodes.min && !fits(most) {
             most -= 1;
         }

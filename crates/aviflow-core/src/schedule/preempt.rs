@@ -193,6 +193,18 @@ fn find(pass: &mut Pass<'_>, ask: &Ask<'_>) -> Option<Found> {
     None
 }
 
+/// Whether enough is being given back already: then nobody else needs to leave, also not on another segment.
+fn enough_leaves(pass: &Pass<'_>, ask: &Ask<'_>, segment: usize) -> bool {
+    let s = &pass.grid.segments[segment];
+    let (gpus, preemptible) = (ask.class.gpus(), ask.class.preemptible);
+    let short = pass.quotas.short_after(ask.queue, s.gpu_type, gpus, preemptible, &BTreeMap::new());
+    short.is_none()
+        && pass.wanted(ask, segment, false).is_some_and(|wanted| {
+            let soon = claims::free_soon(pass, ask, segment, true);
+            place::room(pass.grid, s, &soon, wanted.gpus_per_node, wanted.within) >= wanted.nodes.0
+        })
+}
+
 /// Whether there is any right at all to look for victims by.
 fn may_take(pass: &mut Pass<'_>, ask: &Ask<'_>) -> bool {
     if ask.sharing.is_some() {
@@ -289,13 +301,12 @@ fn search(pass: &mut Pass<'_>, ask: &Ask<'_>, segment: usize) -> Option<Found> {
         return None;
     }
     let pass = &*pass;
+    if pass.segments(ask).iter().any(|s| enough_leaves(pass, ask, *s)) {
+        return None;
+    }
     let base = claims::free_soon(pass, ask, segment, false);
     let s = &pass.grid.segments[segment];
     let room = |view: &View| place::room(pass.grid, s, view, wanted.gpus_per_node, wanted.within);
-    if short.is_none() && room(&claims::free_soon(pass, ask, segment, true)) >= wanted.nodes.0 {
-        // Enough is being given back already: nobody else needs to leave.
-        return None;
-    }
     let mut everything = base.clone();
     add(pass, &mut everything, all.iter());
     if room(&everything) < wanted.nodes.0 {

@@ -312,12 +312,14 @@ fn search(pass: &mut Pass<'_>, ask: &Ask<'_>, segment: usize) -> Option<Found> {
     if room(&everything) < wanted.nodes.0 {
         return None;
     }
+    // What a queue does not lend it keeps also of what its own jobs give.
+    let quota = short.is_some() || !pass.quotas.all_lend();
     let mut best: Option<(u64, BTreeSet<usize>)> = None;
     for domain in &s.domains[wanted.within.min(s.top())] {
         if everything.fits(pass.grid, domain.id, wanted.gpus_per_node) < wanted.nodes.0 {
             continue;
         }
-        let task = Task::new(pass, ask, t, &wanted, &base, domain.nodes.clone(), &all, short.is_some());
+        let task = Task::new(pass, ask, t, &wanted, &base, domain.nodes.clone(), &all, quota);
         if let Some((price, set)) = task.solve()
             && best.as_ref().is_none_or(|(p, _)| price < *p)
         {

@@ -42,8 +42,8 @@ pub(super) struct Task<'t, 'p> {
     base: &'t View,
     nodes: Range<usize>,
     all: &'t [Candidate],
-    /// Whether quota is in the way, beside room.
-    short: bool,
+    /// Whether quota may be in the way, beside room.
+    quota: bool,
     /// By node of the domain: who is there, with what he would give.
     by_node: Vec<Vec<(usize, Slots)>>,
 }
@@ -65,7 +65,7 @@ impl<'t, 'p> Task<'t, 'p> {
         base: &'t View,
         nodes: Range<usize>,
         all: &'t [Candidate],
-        short: bool,
+        quota: bool,
     ) -> Task<'t, 'p> {
         let mut by_node = vec![Vec::new(); nodes.len()];
         for (c, candidate) in all.iter().enumerate() {
@@ -73,13 +73,13 @@ impl<'t, 'p> Task<'t, 'p> {
                 by_node[node - nodes.start].push((c, *slots));
             }
         }
-        Task { pass, ask, t, need: wanted.nodes.0, gpus: wanted.gpus_per_node, base, nodes, all, short, by_node }
+        Task { pass, ask, t, need: wanted.nodes.0, gpus: wanted.gpus_per_node, base, nodes, all, quota, by_node }
     }
 
     /// What they cost, and who they are.
     pub(super) fn solve(&self) -> Option<(u64, Set)> {
         let mut relevant: Set = self.by_node.iter().flatten().map(|(c, _)| *c).collect();
-        if self.short {
+        if self.quota {
             relevant = (0..self.all.len()).collect();
         }
         if relevant.len() <= EXACT {
@@ -92,7 +92,8 @@ impl<'t, 'p> Task<'t, 'p> {
         {
             let mut set = set;
             self.prune(&mut set);
-            if exact && !self.short {
+            // The cheapest that makes room, and quota allows it too.
+            if exact {
                 return Some((self.price(&set), set));
             }
             best = Some(set);
@@ -105,7 +106,7 @@ impl<'t, 'p> Task<'t, 'p> {
                     best = Some(set);
                 }
             }
-            if !self.short {
+            if !self.quota {
                 break;
             }
         }
@@ -153,7 +154,7 @@ impl<'t, 'p> Task<'t, 'p> {
 
     /// Whether the quota allows the gang once the set is gone.
     fn quota_holds(&self, set: &Set) -> bool {
-        !self.short && self.pass.quotas.all_lend() || self.short_after(set).is_none()
+        !self.quota || self.short_after(set).is_none()
     }
 
     /// The cheapest sets of each part, put together; and whether no cheaper one exists.
@@ -272,7 +273,7 @@ impl<'t, 'p> Task<'t, 'p> {
 
     /// Adds who must leave, those first that cost least for what they give. Tells whether that was enough.
     fn complete(&self, set: &mut Set, banned: Option<usize>, limits_first: bool) -> bool {
-        if limits_first && self.short && !self.meet_quota(set, banned) {
+        if limits_first && self.quota && !self.meet_quota(set, banned) {
             return false;
         }
         let mut fits = (0..self.nodes.len()).filter(|n| self.free(*n, set).count() >= self.gpus).count();
@@ -284,7 +285,7 @@ impl<'t, 'p> Task<'t, 'p> {
             set.extend(&bundle);
             bundles.gone(self, set, &bundle);
         }
-        self.quota_holds(set) || self.short && self.meet_quota(set, banned) && self.quota_holds(set)
+        self.quota_holds(set) || self.quota && self.meet_quota(set, banned) && self.quota_holds(set)
     }
 
     /// Where a limit is in the way, adds the cheapest below it.

@@ -21,18 +21,17 @@ pub(super) struct Wanted<'a> {
 pub(super) fn place(grid: &Grid, segment: &Segment, view: &View, wanted: &Wanted<'_>) -> Option<Placement> {
     let (level, domain, nodes) = choose(grid, segment, view, wanted)?;
     let mut picked: Vec<usize> = Vec::with_capacity(nodes as usize);
-    // Where its files are cached and its ranks were; only whole nodes, as packing matters more for parts.
-    if !wanted.last.is_empty() && wanted.gpus_per_node == segment.widest {
-        let again = wanted.last.iter().filter_map(|id| grid.index.get(id).copied());
-        let again = again.filter(|n| domain.nodes.contains(n) && view.free[*n].count() >= wanted.gpus_per_node);
-        picked.extend(again.take(nodes as usize));
-        picked.sort_unstable();
-        picked.dedup();
+    // Where its files are cached and its ranks were; packing matters more for parts of nodes.
+    let again = wanted.last.iter().filter_map(|id| grid.index.get(id).copied());
+    let again = again.filter(|n| domain.nodes.contains(n) && view.free[*n].count() >= wanted.gpus_per_node);
+    let mut again: Vec<usize> = again.take(nodes as usize).collect();
+    again.sort_unstable();
+    again.dedup();
+    if wanted.gpus_per_node == segment.widest {
+        picked.clone_from(&again);
     }
-    let kept = picked.clone();
-    let taken = |node: usize| kept.binary_search(&node).is_ok();
     let left = nodes as usize - picked.len();
-    pick(grid, segment, view, wanted.gpus_per_node, level, domain, left, &taken, &mut picked);
+    pick(grid, segment, view, wanted.gpus_per_node, level, domain, left, &again, &mut picked);
     if picked.len() < nodes as usize {
         return None;
     }
@@ -92,7 +91,8 @@ fn choose<'a>(grid: &Grid, segment: &'a Segment, view: &View, wanted: &Wanted<'_
     None
 }
 
-/// Adds nodes of a domain: of as few of its parts as possible, and of the fullest that still have room.
+/// Adds nodes of a domain: of as few of its parts as possible, and of the fullest that still have room; among
+/// equals those of the last attempt.
 #[expect(clippy::too_many_arguments, reason = "one recursion over what place() has found")]
 fn pick(
     grid: &Grid,
@@ -102,19 +102,22 @@ fn pick(
     level: usize,
     domain: &Domain,
     nodes: usize,
-    taken: &dyn Fn(usize) -> bool,
+    again: &[usize],
     out: &mut Vec<usize>,
 ) {
     if nodes == 0 {
         return;
     }
+    let of_last = |n: usize| again.binary_search(&n).is_ok();
+    // Whole nodes of the last attempt are picked before.
+    let taken = |n: usize| gpus == segment.widest && of_last(n);
     let fitting = |d: &Domain| d.nodes.clone().filter(|n| view.free[*n].count() >= gpus && !taken(*n)).count();
     if level == 0 || nodes == 1 {
         let mut list: Vec<usize> =
             domain.nodes.clone().filter(|n| view.free[*n].count() >= gpus && !taken(*n)).collect();
         // The fullest that still have room; among them those of the domain with the least room.
         let small = |n: usize| grid.domains_of(n).next().map_or(0, |d| view.fits(grid, d, gpus));
-        let key = |n: &usize| (view.free[*n].count(), small(*n), *n);
+        let key = |n: &usize| (view.free[*n].count(), !of_last(*n), small(*n), *n);
         if list.len() > nodes {
             list.select_nth_unstable_by_key(nodes - 1, key);
             list.truncate(nodes);
@@ -132,7 +135,7 @@ fn pick(
         let enough = parts.iter().rposition(|(n, _)| *n >= left).unwrap_or(0);
         let (has, part) = parts.remove(enough);
         let from_here = has.min(left);
-        pick(grid, segment, view, gpus, level - 1, part, from_here, taken, out);
+        pick(grid, segment, view, gpus, level - 1, part, from_here, again, out);
         left -= from_here;
     }
 }

@@ -3,6 +3,7 @@
 mod cases;
 mod check;
 mod histories;
+mod oracle;
 #[allow(dead_code)]
 mod spec;
 mod verdicts;

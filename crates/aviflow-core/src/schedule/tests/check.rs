@@ -12,6 +12,9 @@ use std::collections::{BTreeMap, BTreeSet};
 /// GPUs in use below each queue, by queue and type.
 pub(super) type Use = BTreeMap<(String, String), u32>;
 
+/// Gangs with when they got their GPUs, and how many.
+type Gangs<'a> = Vec<(&'a Job, Time, u32)>;
+
 /// The books while the decisions are carried out one after the other.
 struct Books<'a> {
     s: &'a Snapshot,
@@ -98,6 +101,21 @@ pub(super) fn decisions(s: &Snapshot, plan: &Plan, now: Time) {
         before.rights(&s.jobs[&job], claim, plan);
         before.no_victim_is_superfluous(&s.jobs[&job], claim, plan);
     }
+}
+
+/// Who may be told to leave a type for a job, where nothing is decided yet.
+pub(super) fn may_leave(s: &Snapshot, job: &Job, t: &str, now: Time) -> BTreeSet<JobId> {
+    let books = Books::new(s, now);
+    let mut gangs = books.staying(t, &books.leaving);
+    let all: Vec<&Job> = gangs.iter().map(|(j, ..)| *j).filter(|j| j.request.preemptible).collect();
+    all.into_iter().filter(|victim| books.has_right(job, victim, t, &mut gangs)).map(|j| j.id).collect()
+}
+
+/// Whether quota lets a job start on a type once those that leave anyhow and the given ones are gone.
+pub(super) fn quota_holds_after(s: &Snapshot, job: &Job, t: &str, gone: &BTreeSet<JobId>, now: Time) -> bool {
+    let books = Books::new(s, now);
+    let stays = in_use(s, |j| !gone.contains(&j.id) && !books.leaving.contains(&j.id));
+    books.quota_allows(&job.request.queue, t, job.request.gpus(), &|q| of(&stays, q, t))
 }
 
 /// The path of a queue, itself first. The jobs of a queue `q` that has others below it are in one of their own, `*q`.
@@ -340,16 +358,19 @@ impl<'a> Books<'a> {
         all.iter().map(|id| &self.s.jobs[id]).collect()
     }
 
+    /// Who holds GPUs of a type and stays.
+    fn staying(&self, t: &str, going: &BTreeSet<JobId>) -> Gangs<'a> {
+        let stays = self.s.jobs.values().filter(|j| !going.contains(&j.id));
+        let held = stays.filter_map(|j| Some((j, j.phase.gang()?)));
+        let of_type = held.filter(|(_, gang)| self.s.nodes[&gang.workers[0].node].gpu_type == *t);
+        of_type.map(|(j, gang)| (j, gang.placed, gang.gpu_count())).collect()
+    }
+
     /// Victims leave by right.
     fn rights(&self, job: &Job, claim: &Claim, plan: &Plan) {
         let t = &self.s.nodes[&claim.placement.0[0].0].gpu_type;
         let going: BTreeSet<JobId> = self.leaving_before(plan, job.id).iter().map(|j| j.id).collect();
-        let mut gangs: Vec<(&Job, Time, u32)> = Vec::new();
-        for other in self.s.jobs.values().filter(|j| !going.contains(&j.id)) {
-            if let Some(gang) = other.phase.gang().filter(|g| self.s.nodes[&g.workers[0].node].gpu_type == *t) {
-                gangs.push((other, gang.placed, gang.gpu_count()));
-            }
-        }
+        let mut gangs = self.staying(t, &going);
         let mine = |d: &&Decision| !matches!(d, Decision::Claim { job: j, .. } if *j == job.id);
         for decision in plan.decisions.iter().take_while(mine) {
             if let Decision::Start { job, placement } = decision
@@ -358,31 +379,40 @@ impl<'a> Books<'a> {
                 gangs.push((&self.s.jobs[job], self.now, placement.gpus().count()));
             }
         }
-        gangs.sort_by_key(|(j, placed, _)| (j.request.preemptible, *placed, j.id));
         for (victim, _) in &claim.victims {
             let victim = &self.s.jobs[victim];
-            let ran = self.now.since(victim.phase.gang().unwrap().placed);
-            let name = &victim.key.name;
-            let (ours, theirs) = (path(self.s, &job.request.queue), path(self.s, &victim.request.queue));
-            let by_priority = victim.request.queue == job.request.queue
-                && victim.request.priority < job.request.priority
-                && ran >= self.s.policy.minimum_run;
-            let common = ours.iter().rev().zip(theirs.iter().rev()).take_while(|(a, b)| a == b).count();
-            let by_guarantee = common < ours.len() && common < theirs.len() && managed(self.s, t) && {
-                let taker = &ours[ours.len() - 1 - common];
-                let of_taker = gangs.iter().filter(|(j, ..)| path(self.s, &j.request.queue).contains(taker));
-                let used: u32 = of_taker.map(|(_, _, gpus)| gpus).sum();
-                let within = used + job.request.gpus() <= guarantee(self.s, taker, t, self.now);
-                let lender = &theirs[theirs.len() - 1 - common];
-                let takes_back = self.s.queues.get(&job.request.queue).is_some_and(|q| q.reclaim);
-                takes_back && within && self.borrowers(lender, t, &gangs).contains(&victim.id)
-            };
-            let sharing = theirs.iter().find_map(|q| self.s.queues.get(q)?.time_sharing);
-            let sharing = sharing.or_else(|| self.s.pools.values().find_map(|p| p.time_sharing));
-            let by_turn = sharing.is_some_and(|s| s.enabled && ran >= s.minimum_run)
-                && victim.request.priority == job.request.priority;
-            assert!(by_priority || by_guarantee || by_turn, "{name} leaves {} without a right", job.key.name);
+            assert!(
+                self.has_right(job, victim, t, &mut gangs),
+                "{} leaves {} without a right",
+                victim.key.name,
+                job.key.name
+            );
         }
+    }
+
+    /// Whether a job may take the GPUs of another: by priority, by its queue's guarantee, or as it is its turn.
+    fn has_right(&self, job: &Job, victim: &Job, t: &str, gangs: &mut Gangs<'a>) -> bool {
+        gangs.sort_by_key(|(j, placed, _)| (j.request.preemptible, *placed, j.id));
+        let ran = self.now.since(victim.phase.gang().unwrap().placed);
+        let (ours, theirs) = (path(self.s, &job.request.queue), path(self.s, &victim.request.queue));
+        let by_priority = victim.request.queue == job.request.queue
+            && victim.request.priority < job.request.priority
+            && ran >= self.s.policy.minimum_run;
+        let common = ours.iter().rev().zip(theirs.iter().rev()).take_while(|(a, b)| a == b).count();
+        let by_guarantee = common < ours.len() && common < theirs.len() && managed(self.s, t) && {
+            let taker = &ours[ours.len() - 1 - common];
+            let of_taker = gangs.iter().filter(|(j, ..)| path(self.s, &j.request.queue).contains(taker));
+            let used: u32 = of_taker.map(|(_, _, gpus)| gpus).sum();
+            let within = used + job.request.gpus() <= guarantee(self.s, taker, t, self.now);
+            let lender = &theirs[theirs.len() - 1 - common];
+            let takes_back = self.s.queues.get(&job.request.queue).is_some_and(|q| q.reclaim);
+            takes_back && within && self.borrowers(lender, t, gangs).contains(&victim.id)
+        };
+        let sharing = theirs.iter().find_map(|q| self.s.queues.get(q)?.time_sharing);
+        let sharing = sharing.or_else(|| self.s.pools.values().find_map(|p| p.time_sharing));
+        let by_turn = sharing.is_some_and(|s| s.enabled && ran >= s.minimum_run)
+            && victim.request.priority == job.request.priority;
+        by_priority || by_guarantee || by_turn
     }
 
     /// Who borrows from a queue: gangs in their order that find no room in its guarantee, after those that find

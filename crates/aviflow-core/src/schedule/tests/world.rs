@@ -6,8 +6,8 @@ use super::spec::Spec;
 use crate::gpus::Slots;
 use crate::lifecycle::{self, Action, Advance, Event, RankEnd, WorkerEvent};
 use crate::model::{
-    Address, Ending, EvictionCause, Job, JobId, JobKey, Node, NodeCondition, NodeId, NodeRange, Phase, Placement, Pool,
-    Queue, Quota, Snapshot, TimeSharing,
+    Address, Ending, EvictionCause, Job, JobId, JobKey, Node, NodeCondition, NodeId, Phase, Placement, Pool, Queue,
+    Quota, Snapshot, TimeSharing,
 };
 use crate::schedule::{Constraint, Decision, Memo, Plan, plan};
 use crate::time::{Span, Time};
@@ -144,6 +144,15 @@ impl World {
     pub(super) fn submit(&mut self, spec: Spec) -> &mut World {
         self.add(spec);
         self.turn()
+    }
+
+    /// A job that runs where the test wants it.
+    pub(super) fn put(&mut self, spec: Spec, on: &[(u32, Slots)]) -> JobId {
+        let id = self.add(spec);
+        let placement = Placement(on.iter().map(|(n, slots)| (NodeId(*n), *slots)).collect());
+        self.advance(id, &Event::Place { placement });
+        self.settle();
+        id
     }
 
     pub(super) fn id(&self, name: &str) -> JobId {
@@ -501,9 +510,5 @@ impl World {
             }
             _ => None,
         })
-    }
-
-    pub(super) fn range(&self, name: &str) -> NodeRange {
-        self.job(name).request.nodes
     }
 }

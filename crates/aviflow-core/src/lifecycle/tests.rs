@@ -114,16 +114,6 @@ fn ranks_start_only_once_every_worker_is_ready() {
 }
 
 #[test]
-fn finishing_is_not_failing() {
-    let mut c = case(0);
-    c.running().at(10).exit(0, 0).gone(0);
-    assert_eq!(c.phase(), "Running", "one worker that has finished ends nothing");
-    c.at(100).exit(1, 0).gone(1);
-    assert_eq!((c.phase(), c.counters()), ("Succeeded", (0, 0, 0, 0)));
-    assert!(!c.actions.iter().any(|a| matches!(a, Action::Stop { .. })));
-}
-
-#[test]
 fn any_rank_that_fails_ends_the_gang_and_is_named() {
     let mut c = case(0);
     c.running().at(5).exit(1, 3);
@@ -153,22 +143,6 @@ fn the_rank_that_failed_first_is_named_though_it_is_heard_later() {
     c.event_ago(&Event::Worker { attempt: 1, epoch: 1, worker: 0, event }, Span(500)).gone(0).gone(1);
     let Some(Phase::Failed(failure)) = c.last.as_ref().map(|j| &j.phase) else { panic!() };
     assert!(matches!(&failure.cause, Cause::Rank { rank: 0, .. }), "{failure:?}");
-}
-
-#[test]
-fn preemption_costs_no_retry() {
-    let mut c = case(1);
-    for round in 0..3 {
-        c.at(round * 10).running().event(&Event::Suspend { by: "the plan".into(), hold: false, turned_out: None });
-        assert_eq!(c.phase(), "Suspending");
-        c.exit_as(0, 0, true).gone(0).exit_as(1, 143, true).gone(1);
-        assert_eq!(c.phase(), "Queued");
-    }
-    c.at(100).fail_once();
-    assert_eq!((c.phase(), c.counters()), ("Queued", (1, 0, 3, 0)), "restarts once");
-    c.at(200).fail_once();
-    assert_eq!((c.phase(), c.counters()), ("Failed", (2, 0, 3, 0)));
-    assert_eq!(c.last.as_ref().map(|j| j.submitted), Some(Time(0)), "the place in the queue is the first one");
 }
 
 #[test]

@@ -4,8 +4,7 @@ mod cases;
 mod check;
 mod histories;
 mod oracle;
-#[allow(dead_code)]
+mod scenarios;
 mod spec;
 mod verdicts;
-#[allow(dead_code)]
 mod world;

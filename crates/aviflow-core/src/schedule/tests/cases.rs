@@ -94,6 +94,14 @@ fn a_range_takes_as_many_nodes_as_there_are() {
 }
 
 #[test]
+fn a_range_that_must_be_on_one_node_is_one_node() {
+    let mut j = job(1, 1, 4, 0);
+    j.request.nodes = NodeRange { min: 1, max: 8 };
+    j.request.topology.require = Some("node".into());
+    check(&snapshot(vec![node(1, "H100", 8), node(2, "H100", 8)], vec![j]), &["j1 starts on n1:4"]);
+}
+
+#[test]
 fn gates_name_themselves_and_wake_in_time() {
     let mut backing = job(1, 1, 1, 0);
     backing.not_before = Some(Time(5000));

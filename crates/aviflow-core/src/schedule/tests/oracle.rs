@@ -433,7 +433,10 @@ fn compare(case: &Case) -> Option<Ratio> {
         assert!(told.is_none(), "nobody's leaving would make room, and {told:?}");
         return None;
     };
-    let Some(Claim { victims, .. }) = told else { panic!("{least} would do, and {made:?}") };
+    let Some(Claim { victims, placement, .. }) = told else { panic!("{least} would do, and {made:?}") };
+    let gone = victims.iter().map(|v| v.0).collect();
+    let t = &w.s.nodes[&placement.0[0].0].gpu_type;
+    assert!(check::quota_holds_after(&w.s, job, t, &gone, w.now), "quota does not allow it after {victims:?}");
     let paid: u64 = victims.iter().map(|(v, _)| price[v]).sum();
     assert!(paid >= least, "the oracle missed a set: {victims:?}");
     Some((among, paid.saturating_mul(1000) / least))

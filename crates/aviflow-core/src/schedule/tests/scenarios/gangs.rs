@@ -153,6 +153,34 @@ fn the_whole_gang_leaves_and_nobody_beside_it() {
 }
 
 #[test]
+fn nobody_leaves_while_enough_is_given_back_of_another_type() {
+    for types in [&["H200", "H100"][..], &["H100", "H200"], &[]] {
+        let mut w = cluster(1, &[]);
+        w.node("H200", 8, &[]);
+        w.submit(job("low", 8).types(&["H100"])).submit(job("goes", 8).types(&["H200"]).grace(60)).minutes(30);
+        w.cancel("goes").submit(job("asks", 8).types(types).priority(5)).seconds(59);
+        see(&mut w, "low runs, goes stops, asks waits");
+        w.seconds(1);
+        see(&mut w, "low runs, asks runs");
+        assert_eq!(w.all_evictions(None), 0);
+    }
+}
+
+#[test]
+fn where_the_queue_of_a_victim_keeps_what_it_gives_others_leave_too() {
+    for needed in [5, 4] {
+        let mut w = cluster(2, &[("a", 12), ("b", 0), ("keeps", 4)]);
+        w.with_queue("keeps", |q| q.lend = false);
+        w.put(job("k1", 8).queue("keeps"), &[(1, Slots::first(8))]);
+        w.put(job("a1", 3).queue("a").fixed(), &[(2, Slots::first(3))]);
+        w.put(job("b1", needed).queue("b"), &[(2, Slots(0xF8).lowest(needed).unwrap())]);
+        // Only the first node can be empty; of its eight GPUs four are kept.
+        w.submit(job("asks", 8).queue("a")).minutes(1);
+        see(&mut w, "k1 waits, a1 runs, b1 waits, asks runs");
+    }
+}
+
+#[test]
 fn of_those_who_could_leave_the_cheapest_does() {
     let one = |name: &str| gang(name, 1, 8);
     // The others have lost 35 minutes by then, and a restart costs five.

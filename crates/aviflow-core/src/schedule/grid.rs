@@ -166,7 +166,7 @@ fn levels<'a>(snapshot: &'a Snapshot, pool: &str) -> &'a [String] {
 #[derive(Clone, Debug)]
 pub(super) struct View {
     pub(super) free: Vec<Slots>,
-    /// For each domain, how many of its nodes have so many free GPUs.
+    /// For each domain, how many of its nodes have at least so many free GPUs.
     counts: Vec<u32>,
 }
 
@@ -176,7 +176,7 @@ impl View {
         for node in 0..view.free.len() {
             let free = view.free[node].count() as usize;
             for domain in grid.domains_of(node) {
-                view.counts[domain * grid.stride + free] += 1;
+                view.counts[domain * grid.stride..][..=free].iter_mut().for_each(|nodes| *nodes += 1);
             }
         }
         view
@@ -184,14 +184,13 @@ impl View {
 
     /// Nodes of a domain with at least so many free GPUs.
     pub(super) fn fits(&self, grid: &Grid, domain: usize, gpus: u32) -> u32 {
-        let all = &self.counts[domain * grid.stride..(domain + 1) * grid.stride];
-        all.iter().skip(gpus as usize).sum()
+        if gpus as usize >= grid.stride { 0 } else { self.counts[domain * grid.stride + gpus as usize] }
     }
 
     /// Free GPUs of a domain, and the most on one of its nodes.
     pub(super) fn free_in(&self, grid: &Grid, domain: usize) -> (u32, u32) {
         let all = &self.counts[domain * grid.stride..(domain + 1) * grid.stride];
-        let sum = (0u32..).zip(all).map(|(free, nodes)| free * nodes).sum();
+        let sum = all.iter().skip(1).sum();
         let most = (0u32..).zip(all).filter(|(_, nodes)| **nodes > 0).map(|(free, _)| free).last().unwrap_or(0);
         (sum, most)
     }
@@ -201,8 +200,12 @@ impl View {
         self.free[node] = free;
         if before != after {
             for domain in grid.domains_of(node) {
-                self.counts[domain * grid.stride + before] -= 1;
-                self.counts[domain * grid.stride + after] += 1;
+                let counts = &mut self.counts[domain * grid.stride..];
+                if after < before {
+                    counts[after + 1..=before].iter_mut().for_each(|nodes| *nodes -= 1);
+                } else {
+                    counts[before + 1..=after].iter_mut().for_each(|nodes| *nodes += 1);
+                }
             }
         }
     }

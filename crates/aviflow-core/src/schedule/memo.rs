@@ -73,7 +73,25 @@ pub(super) struct Class {
     pub(super) topology: Topology,
 }
 
+/// What jobs have in common that find a place on the same free GPUs, in whichever queue they are.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Shape {
+    gpus_per_node: u32,
+    nodes: NodeRange,
+    gpu_types: Vec<String>,
+    topology: Topology,
+}
+
 impl Class {
+    fn shape(&self) -> Shape {
+        Shape {
+            gpus_per_node: self.gpus_per_node,
+            nodes: self.nodes,
+            gpu_types: self.gpu_types.clone(),
+            topology: self.topology.clone(),
+        }
+    }
+
     pub(super) fn gpus(&self) -> u32 {
         self.nodes.min.saturating_mul(self.gpus_per_node)
     }
@@ -138,11 +156,14 @@ pub(super) struct Index {
     /// Waiting jobs that were promised GPUs.
     pub(super) claimers: BTreeSet<JobId>,
     pub(super) classes: Vec<Class>,
+    /// The shape of each class.
+    pub(super) shapes: Vec<u32>,
     /// By queue.
     pub(super) lines: Vec<Line>,
     pub(super) queues: Vec<String>,
     pub(super) users: Vec<String>,
     class_ids: BTreeMap<Class, u32>,
+    shape_ids: BTreeMap<Shape, u32>,
     queue_ids: BTreeMap<String, u32>,
     user_ids: BTreeMap<String, u32>,
 }
@@ -204,6 +225,10 @@ impl Index {
             topology: request.topology.clone(),
         };
         let class = intern(&mut self.class_ids, &mut self.classes, &class);
+        while let Some(new) = self.classes.get(self.shapes.len()) {
+            let next = u32::try_from(self.shape_ids.len()).unwrap_or(u32::MAX);
+            self.shapes.push(*self.shape_ids.entry(new.shape()).or_insert(next));
+        }
         let gpu_type = request.gpu_types.first().and_then(|t| grid.types.binary_search(t).ok());
         if self.lines.len() <= queue as usize {
             self.lines.resize_with(queue as usize + 1, Line::default);

@@ -47,6 +47,8 @@ struct Line<'a> {
     within: u64,
     /// The next job of each user and priority, or all jobs where they take turns.
     next: BTreeMap<JobKey, Head<'a>>,
+    /// The one before all of these, where it is known: mostly the next job of the same user.
+    front: Option<(JobKey, Head<'a>)>,
     /// Decayed use of the users with what they hold, by user.
     had: BTreeMap<u32, u64>,
 }
@@ -66,6 +68,7 @@ impl<'a> Walk<'a> {
                 gpu_type: None,
                 within: 0,
                 next: BTreeMap::new(),
+                front: None,
                 had: BTreeMap::new(),
             };
             match pass.shares(queue) {
@@ -81,9 +84,9 @@ impl<'a> Walk<'a> {
     /// Puts a line where its next job belongs.
     fn place(&mut self, pass: &Pass<'a>, at: usize) {
         let line = &mut self.lines[at];
-        let Some((_, head)) = line.next.first_key_value() else { return };
-        line.gpu_type = head.waiter.gpu_type;
-        line.within = within(pass, line.queue, head.waiter);
+        let Some(waiter) = line.first() else { return };
+        line.gpu_type = waiter.gpu_type;
+        line.within = within(pass, line.queue, waiter);
         line.key = pass.quotas.key(line.queue, line.gpu_type, line.within);
         self.queues.insert((line.key.clone(), at));
     }
@@ -93,7 +96,7 @@ impl<'a> Walk<'a> {
         loop {
             let at = self.queues.first()?.1;
             let line = &mut self.lines[at];
-            let Some((key, head)) = line.next.pop_first() else {
+            let Some((key, head)) = line.front.take().or_else(|| line.next.pop_first()) else {
                 self.queues.pop_first();
                 continue;
             };
@@ -103,9 +106,14 @@ impl<'a> Walk<'a> {
             {
                 let had = line.had.get(&head.user).copied().unwrap_or(0);
                 let follows = Head { user: head.user, waiter, rest: Some(rest) };
-                line.next.insert((key.0, 0, had, *submitted, *next), follows);
+                let key = (key.0, 0, had, *submitted, *next);
+                if line.next.first_key_value().is_none_or(|(first, _)| key < *first) {
+                    line.front = Some((key, follows));
+                } else {
+                    line.next.insert(key, follows);
+                }
             }
-            let follows = line.next.first_key_value().map(|(_, h)| h.waiter);
+            let follows = line.first();
             let alike = |w: &Waiter| w.gpu_type == line.gpu_type && within(pass, line.queue, w) == line.within;
             if !follows.is_some_and(alike) {
                 self.queues.pop_first();
@@ -121,6 +129,7 @@ impl<'a> Walk<'a> {
         let present = u64::from(gpus).saturating_mul(PRESENT.0.unsigned_abs());
         let root = pass.quotas.branches[self.lines[at].queue].path[0];
         let line = &mut self.lines[at];
+        line.next.extend(line.front.take());
         if let Some(had) = line.had.get_mut(&user) {
             *had = had.saturating_add(present);
             let had = *had;
@@ -152,6 +161,12 @@ fn within(pass: &Pass<'_>, queue: usize, waiter: &Waiter) -> u64 {
 }
 
 impl<'a> Line<'a> {
+    /// The next job.
+    fn first(&self) -> Option<&'a Waiter> {
+        let head = self.front.as_ref().map(|(_, head)| head);
+        head.or_else(|| self.next.first_key_value().map(|(_, head)| head)).map(|head| head.waiter)
+    }
+
     fn users(&mut self, pass: &Pass<'a>) {
         let queue = &pass.quotas.branches[self.queue].name;
         for ((priority, user), list) in &pass.index.lines[self.jobs].by_user {

@@ -34,13 +34,15 @@ pub(super) struct Pass<'a> {
     /// How the pool of each segment says so.
     share_of_segment: Vec<Option<TimeSharing>>,
     /// The segments of each class, in the order of its preferences.
-    segments: Vec<Vec<usize>>,
+    pub(super) segments: Vec<Vec<usize>>,
     /// All healthy GPUs of nodes that are there, as if nobody held any.
     pub(super) whole: Option<View>,
     /// By class: the shortest that found no place, with what is preferred and without.
     blocked: Vec<[Option<Time>; 2]>,
     /// By class: whether nothing is promised to its jobs any more.
     reserved: Vec<bool>,
+    /// Shapes for which the free GPUs have no room: where they may have what they prefer, and where not.
+    pub(super) full: Vec<[bool; 2]>,
     /// Jobs that leave or are told to, with when their GPUs are expected back.
     pub(super) leaving: BTreeMap<JobId, Time>,
     /// GPUs promised by claims, by node.
@@ -151,6 +153,7 @@ impl<'a> Pass<'a> {
             promises: Vec::new(),
             blocked: vec![[None; 2]; index.classes.len()],
             reserved: vec![false; index.classes.len()],
+            full: vec![[false; 2]; index.shapes.len()],
             leaving: BTreeMap::new(),
             claimed,
             suspended: BTreeSet::new(),
@@ -272,10 +275,41 @@ impl<'a> Pass<'a> {
                 }
                 continue;
             }
+            if self.is_hopeless(waiter, mode) {
+                self.wait(id, waiter);
+                if let Some(until) = waiter.not_before {
+                    self.wake(until);
+                }
+                continue;
+            }
             let Some(ask) = self.ask(id, waiter) else { continue };
             let got = self.visit(&ask, waiter);
             walk.done(self, got);
         }
+    }
+
+    /// Whether a job finds no place, may take nobody's and is promised none: seen from its shape and its queue,
+    /// without a look at the job.
+    fn is_hopeless(&mut self, waiter: &Waiter, mode: usize) -> bool {
+        let (id, queue) = (waiter.class as usize, self.branch[waiter.queue as usize]);
+        if !self.full[self.index.shapes[id] as usize][mode] {
+            return false;
+        }
+        let class = &self.index.classes[id];
+        let shares = class.preemptible && self.sharing(queue, &self.segments[id]).is_some();
+        !shares
+            && !self.segments[id].iter().any(|s| reserve::open(self, *s))
+            && !(self.snapshot.policy.preemption && preempt::may_take(self, queue, id))
+    }
+
+    /// Notes whether the free GPUs have no room for its shape, whatever is promised to whom.
+    fn note_full(&mut self, ask: &Ask<'_>) {
+        let full = self.segments(ask).iter().all(|s| {
+            let segment = &self.grid.segments[*s];
+            let room = |level| place::room(self.grid, segment, &self.views[0], ask.class.gpus_per_node, level);
+            within(segment, ask.class, ask.insists).is_none_or(|level| room(level) < ask.class.nodes.min)
+        });
+        self.full[self.index.shapes[ask.class_id] as usize][usize::from(ask.insists)] = full;
     }
 
     /// Whether one of its class that is no longer found no place.
@@ -294,6 +328,7 @@ impl<'a> Pass<'a> {
         self.promises.clear();
         self.blocked.fill([None; 2]);
         self.reserved.fill(false);
+        self.full.fill([false; 2]);
         self.ends = None;
     }
 
@@ -348,6 +383,7 @@ impl<'a> Pass<'a> {
             self.reserved[ask.class_id] = true;
         }
         self.block(ask);
+        self.note_full(ask);
         self.wait(ask.id, waiter);
         0
     }

@@ -9,7 +9,7 @@
 //! is evicted if the gang would still not fit, and no victim is superfluous.
 
 use super::grid::View;
-use super::memo::Holder;
+use super::memo::{Class, Holder};
 use super::pass::{Ask, Pass, Started, held_for};
 use super::quota::{Borrowed, Held, Short};
 use super::victims::Task;
@@ -132,7 +132,7 @@ struct Found {
 /// Promises the job GPUs that others give up for it, if it has a right to any that help.
 /// Tells where, and whether it must wait for them.
 pub(super) fn claim(pass: &mut Pass<'_>, ask: &Ask<'_>) -> Option<(usize, Placement, bool)> {
-    if !pass.snapshot.policy.preemption || !may_take(pass, ask) {
+    if !pass.snapshot.policy.preemption || ask.sharing.is_none() && !may_take(pass, ask.queue, ask.class_id) {
         return None;
     }
     let Found { segment, placement, victims, .. } = find(pass, ask)?;
@@ -169,6 +169,8 @@ pub(super) fn claim(pass: &mut Pass<'_>, ask: &Ask<'_>) -> Option<(usize, Placem
 /// The cheapest of the segments that the job likes equally well, in the order of its preferences.
 fn find(pass: &mut Pass<'_>, ask: &Ask<'_>) -> Option<Found> {
     let segments = pass.segments(ask).to_vec();
+    // Cheaper than to look at everybody who might be asked.
+    let enough = segments.iter().any(|s| enough_leaves(pass, ask, *s));
     let types: Vec<usize> = segments.iter().map(|s| pass.grid.segments[*s].gpu_type).collect();
     let mut from = 0;
     while from < segments.len() {
@@ -176,7 +178,8 @@ fn find(pass: &mut Pass<'_>, ask: &Ask<'_>) -> Option<Found> {
         let to = from + types[from..].iter().take_while(alike).count();
         let mut best: Option<Found> = None;
         for s in &segments[from..to] {
-            if let Some(found) = search(pass, ask, *s)
+            if !enough
+                && let Some(found) = search(pass, ask, *s)
                 && best.as_ref().is_none_or(|b| found.price < b.price)
             {
                 best = Some(found);
@@ -205,23 +208,22 @@ fn enough_leaves(pass: &Pass<'_>, ask: &Ask<'_>, segment: usize) -> bool {
         })
 }
 
-/// Whether there is any right at all to look for victims by.
-fn may_take(pass: &mut Pass<'_>, ask: &Ask<'_>) -> bool {
-    if ask.sharing.is_some() {
-        return true;
-    }
+/// Whether a class of a queue has any right at all to look for victims by, where it does not take turns.
+pub(super) fn may_take(pass: &mut Pass<'_>, queue: usize, class: usize) -> bool {
     rights(pass);
     let Some(rights) = &pass.rights else { return false };
-    rights.of_queue.get(&ask.queue).is_some_and(|(lowest, _)| *lowest < ask.class.priority)
-        || !rights.borrowed.levels.is_empty() && pass.segments(ask).iter().any(|s| by_guarantee(pass, ask, *s))
+    let Class { priority, .. } = pass.index.classes[class];
+    let gpus = pass.index.classes[class].gpus();
+    rights.of_queue.get(&queue).is_some_and(|(lowest, _)| *lowest < priority)
+        || !rights.borrowed.levels.is_empty()
+            && pass.segments[class].iter().any(|s| by_guarantee(pass, queue, gpus, *s))
 }
 
-/// Whether the queue, or one above it, would be within its guarantee.
-fn by_guarantee(pass: &Pass<'_>, ask: &Ask<'_>, segment: usize) -> bool {
+/// Whether the queue, or one above it, would be within its guarantee with so many GPUs more.
+fn by_guarantee(pass: &Pass<'_>, queue: usize, gpus: u32, segment: usize) -> bool {
     let t = pass.grid.segments[segment].gpu_type;
-    let gpus = ask.class.gpus();
     let within = |q: &usize| pass.quotas.staying(*q, t).saturating_add(gpus) <= pass.quotas.guarantee(*q, t);
-    pass.quotas.managed[t] && pass.quotas.branches[ask.queue].path.iter().any(within)
+    pass.quotas.managed[t] && pass.quotas.branches[queue].path.iter().any(within)
 }
 
 /// By what right a job may take the GPUs of another, which is of the given queue.
@@ -249,7 +251,7 @@ fn candidates(pass: &mut Pass<'_>, ask: &Ask<'_>, segment: usize) -> Vec<Candida
     if let Some((_, list)) = rights.of_queue.get(&ask.queue).filter(|(lowest, _)| *lowest < ask.class.priority) {
         worth.extend(list);
     }
-    if by_guarantee(pass, ask, segment) {
+    if by_guarantee(pass, ask.queue, ask.class.gpus(), segment) {
         worth.extend(rights.borrowed.levels.iter().filter(|(_, (of, _))| *of == t).map(|(id, _)| id));
     }
     let mut later: Option<Time> = None;
@@ -301,9 +303,6 @@ fn search(pass: &mut Pass<'_>, ask: &Ask<'_>, segment: usize) -> Option<Found> {
         return None;
     }
     let pass = &*pass;
-    if pass.segments(ask).iter().any(|s| enough_leaves(pass, ask, *s)) {
-        return None;
-    }
     let base = claims::free_soon(pass, ask, segment, false);
     let s = &pass.grid.segments[segment];
     let room = |view: &View| place::room(pass.grid, s, view, wanted.gpus_per_node, wanted.within);

@@ -205,16 +205,18 @@ fn ends(pass: &Pass<'_>) -> Vec<Time> {
     out
 }
 
+/// Whether one more job may be promised nodes of a segment.
+pub(super) fn open(pass: &Pass<'_>, segment: usize) -> bool {
+    let reserved = |p: &&Promise| p.owner.as_ref().is_some_and(|o| Some(o.job) != pass.held);
+    let reserved = pass.promises.iter().filter(|p| p.segment == segment).filter(reserved);
+    reserved.count() < pass.snapshot.policy.reservations as usize
+}
+
 /// Promises nodes to the job, if it is among the first that wait for its type. Tells whether it did.
 pub(super) fn reserve(pass: &mut Pass<'_>, ask: &Ask<'_>) -> bool {
     if ask.sharing.is_some() {
         return false;
     }
-    let most = pass.snapshot.policy.reservations as usize;
-    let open = |pass: &Pass<'_>, s: usize| {
-        let reserved = |p: &&Promise| p.owner.as_ref().is_some_and(|o| Some(o.job) != pass.held);
-        pass.promises.iter().filter(|p| p.segment == s).filter(reserved).count() < most
-    };
     let segments = pass.segments(ask).to_vec();
     if !segments.iter().any(|s| open(pass, *s)) {
         return false;
@@ -358,6 +360,7 @@ pub(super) fn promise(pass: &mut Pass<'_>, promise: Promise) {
 /// GPUs are free again, for those that end before the promises which keep them.
 pub(super) fn free_again(pass: &mut Pass<'_>, node: usize, slots: Slots) {
     let mut slots = slots;
+    pass.full.fill([false; 2]);
     for (i, view) in pass.views.iter_mut().enumerate() {
         if let Some(before) = i.checked_sub(1) {
             let kept = pass.promises[before].slots.iter().filter(|(n, _)| *n == node);

@@ -380,6 +380,7 @@ pub(super) fn config(cases: u32) -> ProptestConfig {
         rng_seed: if said.rng_seed == RngSeed::Random { RngSeed::Fixed(1) } else { said.rng_seed },
         failure_persistence: None,
         max_shrink_iters: 4000,
+        max_global_rejects: 1 << 20,
         ..ProptestConfig::default()
     }
 }

@@ -12,7 +12,8 @@ use super::turns;
 use crate::model::{JobId, TimeSharing};
 use crate::time::Time;
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::binary_heap::PeekMut;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
 type QueueKey = Vec<(bool, u64, usize)>;
 
@@ -46,9 +47,9 @@ struct Line<'a> {
     gpu_type: Option<usize>,
     within: u64,
     /// The next job of each user and priority, or all jobs where they take turns.
-    next: BTreeMap<JobKey, Head<'a>>,
-    /// The one before all of these, where it is known: mostly the next job of the same user.
-    front: Option<(JobKey, Head<'a>)>,
+    heads: Vec<Head<'a>>,
+    /// Where each of them is, the first on top.
+    next: BinaryHeap<Reverse<(JobKey, usize)>>,
     /// Decayed use of the users with what they hold, by user.
     had: BTreeMap<u32, u64>,
 }
@@ -67,8 +68,8 @@ impl<'a> Walk<'a> {
                 key: Vec::new(),
                 gpu_type: None,
                 within: 0,
-                next: BTreeMap::new(),
-                front: None,
+                heads: Vec::new(),
+                next: BinaryHeap::new(),
                 had: BTreeMap::new(),
             };
             match pass.shares(queue) {
@@ -96,22 +97,22 @@ impl<'a> Walk<'a> {
         loop {
             let at = self.queues.first()?.1;
             let line = &mut self.lines[at];
-            let Some((key, head)) = line.front.take().or_else(|| line.next.pop_first()) else {
+            let Some(mut top) = line.next.peek_mut() else {
                 self.queues.pop_first();
                 continue;
             };
+            let Reverse((key, head)) = *top;
+            let head = &mut line.heads[head];
+            let waiter = head.waiter;
             self.current = Some((at, head.user));
-            if let Some(mut rest) = head.rest
-                && let Some(((submitted, next), waiter)) = rest.find(|((_, id), _)| waits(pass, *id))
-            {
+            let follows = head.rest.as_mut().and_then(|rest| rest.find(|((_, id), _)| waits(pass, *id)));
+            if let Some(((submitted, next), waiter)) = follows {
+                head.waiter = waiter;
                 let had = line.had.get(&head.user).copied().unwrap_or(0);
-                let follows = Head { user: head.user, waiter, rest: Some(rest) };
-                let key = (key.0, 0, had, *submitted, *next);
-                if line.next.first_key_value().is_none_or(|(first, _)| key < *first) {
-                    line.front = Some((key, follows));
-                } else {
-                    line.next.insert(key, follows);
-                }
+                top.0.0 = (key.0, 0, had, *submitted, *next);
+                drop(top);
+            } else {
+                PeekMut::pop(top);
             }
             let follows = line.first();
             let alike = |w: &Waiter| w.gpu_type == line.gpu_type && within(pass, line.queue, w) == line.within;
@@ -119,7 +120,7 @@ impl<'a> Walk<'a> {
                 self.queues.pop_first();
                 self.place(pass, at);
             }
-            return Some((key.4, head.waiter));
+            return Some((key.4, waiter));
         }
     }
 
@@ -129,16 +130,14 @@ impl<'a> Walk<'a> {
         let present = u64::from(gpus).saturating_mul(PRESENT.0.unsigned_abs());
         let root = pass.quotas.branches[self.lines[at].queue].path[0];
         let line = &mut self.lines[at];
-        line.next.extend(line.front.take());
         if let Some(had) = line.had.get_mut(&user) {
             *had = had.saturating_add(present);
-            let had = *had;
-            let mine: Vec<JobKey> = line.next.iter().filter(|(_, h)| h.user == user).map(|(k, _)| *k).collect();
-            for key in mine {
-                if let Some(head) = line.next.remove(&key) {
-                    line.next.insert((key.0, key.1, had, key.3, key.4), head);
-                }
-            }
+            let (had, heads) = (*had, &line.heads);
+            let key = |Reverse((key, head)): Reverse<(JobKey, usize)>| {
+                let mine = heads[head].user == user;
+                Reverse((if mine { (key.0, key.1, had, key.3, key.4) } else { key }, head))
+            };
+            line.next = std::mem::take(&mut line.next).into_vec().into_iter().map(key).collect();
         }
         for l in 0..self.lines.len() {
             let line = &self.lines[l];
@@ -163,8 +162,12 @@ fn within(pass: &Pass<'_>, queue: usize, waiter: &Waiter) -> u64 {
 impl<'a> Line<'a> {
     /// The next job.
     fn first(&self) -> Option<&'a Waiter> {
-        let head = self.front.as_ref().map(|(_, head)| head);
-        head.or_else(|| self.next.first_key_value().map(|(_, head)| head)).map(|head| head.waiter)
+        self.next.peek().map(|Reverse((_, head))| self.heads[*head].waiter)
+    }
+
+    fn push(&mut self, key: JobKey, head: Head<'a>) {
+        self.next.push(Reverse((key, self.heads.len())));
+        self.heads.push(head);
     }
 
     fn users(&mut self, pass: &Pass<'a>) {
@@ -182,8 +185,7 @@ impl<'a> Line<'a> {
             });
             let mut rest = list.iter();
             if let Some(((submitted, id), waiter)) = rest.find(|((_, id), _)| waits(pass, *id)) {
-                let head = Head { user: *user, waiter, rest: Some(rest) };
-                self.next.insert((*priority, 0, had, *submitted, *id), head);
+                self.push((*priority, 0, had, *submitted, *id), Head { user: *user, waiter, rest: Some(rest) });
             }
         }
     }
@@ -193,8 +195,7 @@ impl<'a> Line<'a> {
             for ((submitted, id), waiter) in list.iter().filter(|((_, id), _)| waits(pass, *id)) {
                 let gpus = pass.index.classes[waiter.class as usize].gpus();
                 let level = turns::level(pass, sharing, waiter.had, gpus, *submitted);
-                let head = Head { user: *user, waiter, rest: None };
-                self.next.insert((*priority, level, 0, *submitted, *id), head);
+                self.push((*priority, level, 0, *submitted, *id), Head { user: *user, waiter, rest: None });
             }
         }
     }

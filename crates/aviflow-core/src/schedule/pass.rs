@@ -297,9 +297,10 @@ impl<'a> Pass<'a> {
         }
         let class = &self.index.classes[id];
         let shares = class.preemptible && self.sharing(queue, &self.segments[id]).is_some();
-        !shares
-            && !self.segments[id].iter().any(|s| reserve::open(self, *s))
-            && !(self.snapshot.policy.preemption && preempt::may_take(self, queue, id))
+        if shares || self.segments[id].iter().any(|s| reserve::open(self, *s)) {
+            return false;
+        }
+        !self.snapshot.policy.preemption || !preempt::may_take(self, queue, id)
     }
 
     /// Notes whether the free GPUs have no room for its shape, whatever is promised to whom.

@@ -4,10 +4,10 @@ use super::planted::Bug;
 use super::*;
 
 /// Histories of the ordinary test run; `cargo xtask soak N` runs as many as asked.
-const HISTORIES: u64 = 4000;
+const HISTORIES: u64 = 1500;
 
 /// How often each transition meets each fault at least.
-const LEAST: u32 = 20;
+const LEAST: u32 = 8;
 
 /// Every way a job's phase changes. A change of the life cycle changes this list.
 const TRANSITIONS: [&str; 43] = [

@@ -1,5 +1,7 @@
 //! What goes wrong, as a status and a body that says what to do next.
 
+use crate::view::priority_name;
+use aviflow_api::file::Priorities;
 use aviflow_api::rest::{ApiError, MissingObjects};
 use aviflow_api::secrets::mask;
 use aviflow_engine::driver::HandleError;
@@ -122,7 +124,12 @@ impl From<Refusal> for Failure {
             Refusal::NoSuchDrain(_) => Failure::not_found("noSuchDrain", message),
             Refusal::NotDrained(_) => Failure::conflict("notDrained", message),
             Refusal::NotSubmitter { .. } => Failure::new(StatusCode::FORBIDDEN, "notSubmitter", message),
-            Refusal::PriorityTooHigh { .. } => Failure::refused("priorityTooHigh", message),
+            Refusal::PriorityTooHigh { queue, highest, asked } => {
+                let name = |priority| priority_name(&Priorities::default(), priority);
+                let (highest, asked) = (name(highest), name(asked));
+                let message = format!("the highest priority of queue `{queue}` is {highest}, and {asked} was asked");
+                Failure::refused("priorityTooHigh", message).help("ask for a lower one, or use another queue")
+            }
             Refusal::NoSuchDependency(_) => Failure::refused("noSuchDependency", message),
             Refusal::DependencyFailed { .. } => Failure::refused("dependencyFailed", message),
             Refusal::NotWaiting { .. } => Failure::conflict("notWaiting", message),

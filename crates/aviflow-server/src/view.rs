@@ -186,7 +186,7 @@ pub(crate) fn verdict(app: &App, waits: &Waits, now: Time) -> Verdict {
 }
 
 /// The name of a priority; the number itself where it has none any more.
-fn priority_name(priorities: &Priorities, priority: i32) -> String {
+pub(crate) fn priority_name(priorities: &Priorities, priority: i32) -> String {
     let named = priorities.0.iter().find(|(_, n)| **n == priority);
     named.map_or_else(|| priority.to_string(), |(name, _)| name.clone())
 }

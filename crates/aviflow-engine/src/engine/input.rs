@@ -382,7 +382,7 @@ pub enum Refusal {
     },
     /// The queue has live jobs.
     #[error(
-        "queue `{queue}` has {total} jobs that have not ended ({}); move them with `--move-to QUEUE`, or delete it with `--force`: what runs goes on, what waits stays",
+        "queue `{queue}` has {total} jobs that have not ended ({}); move them with `--move-to QUEUE`, or leave them with `--leave`: what runs goes on, what waits stays",
         shown(.jobs, *.total)
     )]
     QueueHasJobs {

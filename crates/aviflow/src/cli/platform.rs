@@ -57,8 +57,8 @@ Examples:
   aviflow node undrain 7
   aviflow node undrain node-3")]
     Undrain {
-        /// The number of a rolling drain, or the node
-        #[arg(value_name = "NUMBER|NODE")]
+        /// The number of a rolling drain, or the nodes: node-3, node-[1-8]
+        #[arg(value_name = "NUMBER|NODES")]
         drain: String,
         /// Why
         #[command(flatten)]

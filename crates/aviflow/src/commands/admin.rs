@@ -81,7 +81,8 @@ fn here(node: NodeInfo) -> Option<PresentNode> {
 
 /// Says what the control plane warns of, unless it was said with its place already.
 fn say(applied: &Applied, said: &[Diagnostic]) {
-    for warning in applied.warnings.iter().filter(|w| !said.iter().any(|d| w.contains(&d.message))) {
+    let known = |w: &str| said.iter().any(|d| w.replace('`', "").starts_with(&d.message.replace('`', "")));
+    for warning in applied.warnings.iter().filter(|w| !known(w)) {
         note(&format!("warning: {warning}"));
     }
 }

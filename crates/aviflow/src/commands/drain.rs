@@ -6,6 +6,7 @@ use crate::error::{Failure, Result};
 use crate::output::{note, now, print};
 use crate::render::drain as render;
 use crate::render::number::parse_moment;
+use aviflow_api::admin::ranges::expand;
 use aviflow_api::duration::Duration;
 use aviflow_api::rest::{DrainAction, DrainRequest, parse_selector};
 use std::collections::BTreeMap;
@@ -62,10 +63,13 @@ pub fn drains(app: &App, format: Format) -> Result<()> {
 
 /// `aviflow node undrain`
 pub fn undrain(app: &App, name: &str, why: Why) -> Result<()> {
+    let names = expand(name).map_err(|fault| Failure::usage(fault.message).help(fault.help))?;
     let client = app.client()?;
-    let answer = client.act_on_drain(name, &DrainAction::Cancel { reason: why.reason })?;
-    print(&render::called_off(name, &answer, client.context()));
-    answer.warnings.iter().for_each(|warning| note(&format!("warning: {warning}")));
+    for name in &names {
+        let answer = client.act_on_drain(name, &DrainAction::Cancel { reason: why.reason.clone() })?;
+        print(&render::called_off(name, &answer, client.context()));
+        answer.warnings.iter().for_each(|warning| note(&format!("warning: {warning}")));
+    }
     Ok(())
 }
 

@@ -126,7 +126,7 @@ fn a_queue_with_jobs_or_children_is_not_deleted_by_mistake() {
     let waits = world.submit(in_queue("waits", "speech", 2, 8));
     let refused = world.refused(delete("speech", QueueJobs::Refuse));
     assert!(refused.contains("2 jobs that have not ended (default/runs, default/waits)"), "{refused}");
-    assert!(refused.contains("`--move-to QUEUE`") && refused.contains("`--force`"), "{refused}");
+    assert!(refused.contains("`--move-to QUEUE`") && refused.contains("`--leave`"), "{refused}");
     let to = |queue: &str| QueueJobs::Move { to: queue.into() };
     assert!(world.refused(delete("speech", to("speech"))).contains("there is no queue `speech`"));
     assert!(world.refused(delete("speech", to("closed"))).contains("ada may not submit to queue `closed`"));

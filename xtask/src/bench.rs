@@ -4,6 +4,7 @@
 //! line. Nothing is estimated: a figure that could not be measured is an error.
 
 mod http;
+pub mod plan;
 pub mod replay;
 
 use crate::control::{self, Control, Profile, Scratch};

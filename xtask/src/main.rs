@@ -26,6 +26,7 @@ usage: cargo xtask TASK
   tidy                         the rules that the compiler does not check
   soak N [--seed S]            N histories in the simulator
   bench [--write]              measure; --write puts the figures into docs/performance.md
+  bench plan [--write]         the same for the time that a plan takes, and how it grows
   bench replay [--write]       the same for traces of jobs, replayed through the plan
   picture                      run a session in a terminal and draw it: docs/images/demo.svg
 ";
@@ -64,6 +65,8 @@ fn run(args: &[String]) -> Result<u8> {
         "bench" => match rest {
             [] => bench::run(false),
             [write] if write == "--write" => bench::run(true),
+            [what] if what == "plan" => bench::plan::run(false),
+            [what, write] if what == "plan" && write == "--write" => bench::plan::run(true),
             [what] if what == "replay" => bench::replay::run(false),
             [what, write] if what == "replay" && write == "--write" => bench::replay::run(true),
             other => bail!("unknown arguments {other:?}\n\n{USAGE}"),

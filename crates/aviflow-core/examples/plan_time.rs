@@ -170,6 +170,27 @@ fn case(nodes: u32, running: u64, waiting: u64, queues: u64) {
     );
 }
 
+/// How long it takes to know that a gang of 512 nodes cannot start: where it may take nobody's GPUs, and where it may
+/// take those of a lower priority, and not enough of them.
+fn gang() {
+    let now = Time(3_600_000);
+    let time = |priority: i32| {
+        let mut s = pool(2_000, 1_000, 0, 1);
+        // One in five may be asked to leave: 400 nodes.
+        for job in s.jobs.values_mut() {
+            job.request.preemptible = job.id.0 % 5 == 0;
+        }
+        let id = JobId(10_000_000);
+        let request = Request { queue: "q0".into(), priority, ..Request::of(512, 8) };
+        s.jobs.insert(id, Job::submitted(id, key(id.0), "u0".into(), request, None, now));
+        s.waiting.insert(id);
+        let waits = plan(&s, &mut Memo::default(), now);
+        assert!(waits.decisions.is_empty() && waits.waiting.len() == 1, "it waits");
+        median((0..9).map(|_| ms(|| drop(plan(&s, &mut Memo::default(), now)))).collect())
+    };
+    println!(r#"{{"nodes": 2000, "gang": 512, "gang_ms": {:.2}, "taking_ms": {:.2}}}"#, time(0), time(100));
+}
+
 fn main() {
     let only: Option<usize> = std::env::args().nth(1).and_then(|a| a.parse().ok());
     for (i, (nodes, running, waiting, queues)) in [
@@ -189,5 +210,8 @@ fn main() {
         if only.is_none_or(|o| o == i) {
             case(nodes, running, waiting, queues);
         }
+    }
+    if only.is_none() {
+        gang();
     }
 }

@@ -165,6 +165,7 @@ fn sizes(sizes: &[Size], rng: &mut Rng) -> Vec<TraceJob> {
             run: Span(((s * 1000.0) as i64).max(1)),
             time_limit: None,
             preemptible: true,
+            require: None,
         }));
     }
     rng.shuffle(&mut jobs);

@@ -156,7 +156,7 @@ pub fn play(
         states: trace.jobs.iter().map(|job| fresh(job.run)).collect(),
         ends: BinaryHeap::new(),
         domains: domains(trace, cluster),
-        meter: Meter::new(begin, cluster.gpus_per_node, record.then(Record::default)),
+        meter: Meter::new(begin, trace, cluster, record.then(Record::default)),
         preemptions: 0,
         turns: 0,
         lost: 0,
@@ -167,6 +167,7 @@ pub fn play(
         sim.meter.advance(now);
         sim.end_jobs(scheduler, now);
         while let Some(job) = trace.jobs.get(next).filter(|job| job.submitted <= now) {
+            sim.meter.comes(next as Index, true);
             sim.meter.waits(job, true);
             scheduler.submit(next as Index, now);
             next += 1;
@@ -233,6 +234,7 @@ impl Sim<'_> {
                 continue;
             }
             self.release(job, now);
+            self.meter.comes(job, false);
             let state = &mut self.states[job as usize];
             state.left = Span(0);
             state.ended = Some(now);

@@ -28,6 +28,8 @@ pub enum Format {
     Kalos,
     /// Microsoft's Philly trace as the Sia simulator has it: jobs of 1 to 128 GPUs.
     Philly,
+    /// Jobs that each need one leaf or one group of leaves; only ever [made up](crate::generate::lingjun).
+    Lingjun,
     /// Aviflow's own: one job a line, CSV or JSON, see [`COLUMNS`].
     Aviflow,
 }
@@ -113,6 +115,11 @@ impl Trace {
         let jobs = match format {
             Format::Kalos => foreign::kalos(file, text)?,
             Format::Philly => foreign::philly(file, text, gpus_per_node)?,
+            Format::Lingjun => {
+                let what = "the jobs of the format `lingjun` are made up, and read from no file".to_owned();
+                let help = "leave --trace out, or leave --format out for a trace of one's own".to_owned();
+                return Err(Error::File { file: file.to_owned(), what, help });
+            }
             Format::Aviflow => own::read(file, text)?,
         };
         if jobs.is_empty() {

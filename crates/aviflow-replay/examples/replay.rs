@@ -5,27 +5,37 @@
 //! ```
 //!
 //! Format, file (`-SEED` for a generated trace), nodes, preemption, policies, and how many perturbed
-//! traces. Kalos is replayed four times as dense and on whole nodes, as the known answers are.
+//! traces. Kalos is replayed four times as dense and on whole nodes, as the known answers are. For lingjun
+//! the file is the topology, and the nodes are its nodes.
 
-use aviflow_replay::{Cluster, Figures, Format, Policy, Report, Scenario, Trace, generate, perturb};
+use aviflow_replay::{Cluster, Figures, Format, Policy, Report, Scenario, Topology, Trace, generate, perturb};
 use std::path::Path;
 use std::time::Instant;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let arg = |i: usize, default: &str| args.get(i).cloned().unwrap_or_else(|| default.to_owned());
-    let kalos = arg(0, "kalos") == "kalos";
-    let format = if kalos { Format::Kalos } else { Format::Philly };
-    let file = arg(1, "-0");
-    let mut trace = match file.strip_prefix('-') {
-        Some(seed) => generate::like(format, seed.parse()?, 8).ok_or("no such trace")?,
-        None => Trace::read(Path::new(&file), format, 8)?,
+    let format = match arg(0, "kalos").as_str() {
+        "kalos" => Format::Kalos,
+        "lingjun" => Format::Lingjun,
+        _ => Format::Philly,
     };
-    if kalos {
+    let file = arg(1, "-0");
+    let mut cluster = Cluster::new(arg(2, "128").parse()?, 8);
+    let mut trace = match (file.strip_prefix('-'), format) {
+        (Some(seed), _) => generate::like(format, seed.parse()?, &cluster)?.ok_or("no such trace")?,
+        (None, Format::Lingjun) => {
+            let topology = Topology::read(Path::new(&file))?;
+            cluster = Cluster { nodes: u32::try_from(topology.paths.len())?, topology: Some(topology), ..cluster };
+            generate::lingjun(0, &cluster)?
+        }
+        (None, _) => Trace::read(Path::new(&file), format, 8)?,
+    };
+    if format == Format::Kalos {
         trace.whole_nodes(8);
         trace.compress(4.0);
     }
-    let mut scenario = Scenario::new(trace, Cluster::new(arg(2, "128").parse()?, 8));
+    let mut scenario = Scenario::new(trace, cluster);
     scenario.preemption = arg(3, "off") == "on";
     if let Some(estimates) = std::env::var_os("ESTIMATES") {
         scenario.estimates = estimates.to_string_lossy().parse()?;

@@ -2,7 +2,8 @@
 //! backfill (Lifka 1995). None of them preempts or shares time.
 //!
 //! All take jobs by priority, then by submission, and place part of a node where it fits best, so
-//! that whole nodes stay whole. For whole nodes they only count.
+//! that whole nodes stay whole. For whole nodes they only count. A job that must be inside one domain of
+//! the topology goes into the one with the least room that holds it; nothing else is known of the topology.
 //!
 //! - `fifo` starts the first job or nothing;
 //! - `greedy` starts whatever fits, in order;
@@ -16,10 +17,13 @@ use crate::cluster::Cluster;
 use crate::error::Result;
 use crate::sim::{Act, Estimated, Index, Scheduler};
 use crate::trace::{Trace, TraceJob};
+use aviflow_core::model::NODE_LEVEL;
 use aviflow_core::time::Time;
-use nodes::{Nodes, Shadow};
+use nodes::{Nodes, Shadow, Shape};
 use std::cmp::Reverse;
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
+use std::rc::Rc;
 use std::time::Instant;
 
 /// Which of them.
@@ -46,8 +50,7 @@ struct Entry {
 
 /// Waiting jobs of one shape, in order.
 struct Lane {
-    nodes: u32,
-    gpus: u32,
+    shape: Shape,
     jobs: VecDeque<Entry>,
     /// The next to be looked at in this pass, and whether none of them can start in it.
     cursor: usize,
@@ -61,6 +64,8 @@ pub struct Baseline<'a> {
     rule: Rule,
     jobs: &'a [TraceJob],
     nodes: Nodes,
+    /// The domains of each level that a job may require.
+    domains: BTreeMap<Option<&'a str>, Rc<[Range<u32>]>>,
     lanes: Vec<Lane>,
     /// What runs, by when it must have ended.
     running: BTreeSet<(i64, Index)>,
@@ -74,10 +79,19 @@ impl<'a> Baseline<'a> {
     /// A policy on an empty cluster.
     #[must_use]
     pub fn new(rule: Rule, trace: &'a Trace, cluster: &Cluster) -> Baseline<'a> {
+        let mut domains: BTreeMap<Option<&str>, Rc<[Range<u32>]>> = BTreeMap::new();
+        for job in &trace.jobs {
+            // What has one node is inside one.
+            let level = job.require.as_deref().filter(|level| *level != NODE_LEVEL);
+            let known = || level.and_then(|level| cluster.domains(level));
+            let all = || std::iter::once(0..cluster.nodes).collect();
+            domains.entry(level).or_insert_with(|| known().unwrap_or_else(all).into());
+        }
         Baseline {
             rule,
             jobs: &trace.jobs,
             nodes: Nodes::new(cluster.nodes, cluster.gpus_per_node),
+            domains,
             lanes: Vec::new(),
             running: BTreeSet::new(),
             places: vec![(0, Vec::new()); trace.jobs.len()],
@@ -109,7 +123,7 @@ impl<'a> Baseline<'a> {
     fn in_order(&mut self, now: Time, acts: &mut Vec<Act>) -> Option<usize> {
         loop {
             let lane = self.first()?;
-            let Some(place) = self.nodes.place(self.lanes[lane].nodes, self.lanes[lane].gpus) else {
+            let Some(place) = self.nodes.place(&self.lanes[lane].shape) else {
                 return Some(lane);
             };
             self.start(lane, place, now, acts);
@@ -131,19 +145,20 @@ impl<'a> Baseline<'a> {
         let (at, mut shadow) = self.shadow(head);
         self.lanes[head].cursor = 1;
         while let Some(lane) = self.first() {
-            let Lane { nodes, gpus, cursor, .. } = self.lanes[lane];
-            if !self.nodes.fits(nodes, gpus) {
+            let Lane { shape, cursor, .. } = &self.lanes[lane];
+            let cursor = *cursor;
+            if !self.nodes.fits(shape) {
                 self.lanes[lane].closed = true;
                 continue;
             }
             let limit = self.lanes[lane].jobs[cursor].limit;
             if now.0.saturating_add(limit) <= at {
-                if let Some(place) = self.nodes.place(nodes, gpus) {
+                if let Some(place) = self.nodes.place(shape) {
                     self.start(lane, place, now, acts);
                     continue;
                 }
             } else if !self.lanes[lane].short_only {
-                if let Some(place) = self.nodes.place_beside(nodes, gpus, &shadow) {
+                if let Some(place) = self.nodes.place_beside(shape, &shadow) {
                     shadow.take(&place);
                     self.start(lane, place, now, acts);
                     continue;
@@ -163,8 +178,7 @@ impl<'a> Baseline<'a> {
 
     /// When the first job of a lane can start at the latest, and what is free then.
     fn shadow(&self, head: usize) -> (i64, Shadow) {
-        let Lane { nodes, gpus, .. } = self.lanes[head];
-        let mut shadow = self.nodes.shadow(nodes, gpus);
+        let mut shadow = self.nodes.shadow(&self.lanes[head].shape);
         let mut at = None;
         for (end, job) in &self.running {
             if at.is_some_and(|at| *end > at) {
@@ -182,11 +196,13 @@ impl<'a> Baseline<'a> {
 impl Scheduler for Baseline<'_> {
     fn submit(&mut self, job: Index, _now: Time) {
         let spec = &self.jobs[job as usize];
-        let (nodes, gpus) = (spec.nodes, spec.gpus_per_node);
-        let found = self.lanes.iter().position(|lane| (lane.nodes, lane.gpus) == (nodes, gpus));
+        let level = spec.require.as_deref().filter(|level| *level != NODE_LEVEL);
+        let domains = self.domains.get(&level).cloned().unwrap_or_default();
+        let shape = Shape { nodes: spec.nodes, gpus: spec.gpus_per_node, domains };
+        let found = self.lanes.iter().position(|lane| lane.shape == shape);
         let lane = found.unwrap_or_else(|| {
             let jobs = VecDeque::new();
-            self.lanes.push(Lane { nodes, gpus, jobs, cursor: 0, closed: false, short_only: false });
+            self.lanes.push(Lane { shape, jobs, cursor: 0, closed: false, short_only: false });
             self.lanes.len() - 1
         });
         let entry = Entry {

@@ -173,7 +173,7 @@ impl Scheduler for Brain<'_> {
             failures_allowed: 0,
             grace: Span(0),
             checkpoint_every: None,
-            topology: Topology::default(),
+            topology: Topology { require: spec.require.clone(), ..Topology::default() },
         };
         let key = JobKey { namespace: DEFAULT.to_owned(), name: spec.name.clone() };
         let id = id(job);

@@ -1,7 +1,9 @@
 //! The cluster that a trace is replayed on: nodes of one kind, with or without a topology.
 
 use crate::error::{Error, Result};
+use aviflow_core::model::NODE_LEVEL;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::Path;
 
 /// The accelerator type of the replayed nodes, where nobody says one.
@@ -31,6 +33,33 @@ impl Cluster {
     #[must_use]
     pub fn gpus(&self) -> u32 {
         self.nodes * self.gpus_per_node
+    }
+
+    /// The nodes of each domain of a level, in order; none if there is no such level.
+    #[must_use]
+    pub fn domains(&self, level: &str) -> Option<Vec<Range<u32>>> {
+        if level == NODE_LEVEL {
+            return Some((0..self.nodes).map(|node| node..node + 1).collect());
+        }
+        let topology = self.topology.as_ref()?;
+        let level = topology.levels.iter().position(|l| l == level)?;
+        let mut domains: Vec<Range<u32>> = Vec::new();
+        let mut before = None;
+        for (node, path) in (0..self.nodes).zip(&topology.paths) {
+            let domain = &path[level..];
+            match domains.last_mut() {
+                Some(last) if before == Some(domain) => last.end = node + 1,
+                Some(_) | None => domains.push(node..node + 1),
+            }
+            before = Some(domain);
+        }
+        Some(domains)
+    }
+
+    /// The nodes of the largest domain of a level; none if there is no such level.
+    #[must_use]
+    pub fn largest(&self, level: &str) -> Option<u32> {
+        Some(self.domains(level)?.into_iter().map(|domain| domain.end - domain.start).max().unwrap_or(0))
     }
 
     /// Checks that there is a cluster, and a place in the topology for each node.
@@ -135,6 +164,11 @@ mod tests {
         assert_eq!(topology.paths[2][0], "G/P2/S1");
         let mut cluster = Cluster { topology: Some(topology), ..Cluster::new(3, 8) };
         assert_eq!(cluster.check(), Ok(()));
+        assert_eq!(cluster.domains("asw"), Some(vec![0..2, 2..3]));
+        assert_eq!(
+            (cluster.largest("dsw"), cluster.largest("node"), cluster.largest("rack")),
+            (Some(3), Some(1), None)
+        );
         cluster.nodes = 4;
         let error = cluster.check().expect_err("too many");
         assert_eq!(error.to_string(), "4 nodes, and the topology has 3");

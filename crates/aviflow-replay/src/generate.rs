@@ -6,6 +6,12 @@
 //! Gaps between arrivals are drawn likewise. Jobs of Kalos come in series of one size, close
 //! together, as people there submit them. What a real trace has beyond that is not in it.
 
+mod lingjun;
+
+pub use lingjun::lingjun;
+
+use crate::cluster::Cluster;
+use crate::error::Result;
 use crate::rng::Rng;
 use crate::trace::{Format, Trace, TraceJob};
 use aviflow_core::time::{Span, Time};
@@ -75,13 +81,17 @@ const PHILLY_HOURS: [f64; 24] = [
 /// Jobs of each virtual cluster, in hundreds.
 const PHILLY_USERS: [f64; 11] = [412., 161., 100., 74., 19., 15., 14., 11., 7., 4., 4.];
 
-/// A trace with the statistics of a format's usual one; none for [`Format::Aviflow`], which has none.
-#[must_use]
-pub fn like(format: Format, seed: u64, gpus_per_node: u32) -> Option<Trace> {
+/// A trace with the statistics of a format's usual one, for a cluster; none for [`Format::Aviflow`], which
+/// has none.
+///
+/// # Errors
+/// If the cluster lacks the topology that the jobs would need.
+pub fn like(format: Format, seed: u64, cluster: &Cluster) -> Result<Option<Trace>> {
     match format {
-        Format::Kalos => Some(kalos(seed)),
-        Format::Philly => Some(philly(seed, gpus_per_node)),
-        Format::Aviflow => None,
+        Format::Kalos => Ok(Some(kalos(seed))),
+        Format::Philly => Ok(Some(philly(seed, cluster.gpus_per_node))),
+        Format::Lingjun => lingjun(seed, cluster).map(Some),
+        Format::Aviflow => Ok(None),
     }
 }
 
@@ -165,6 +175,7 @@ fn sizes(sizes: &[Size], rng: &mut Rng) -> Vec<TraceJob> {
             run: Span(((s * 1000.0) as i64).max(1)),
             time_limit: None,
             preemptible: true,
+            require: None,
         }));
     }
     rng.shuffle(&mut jobs);
@@ -273,6 +284,6 @@ mod tests {
     fn equal_seeds_give_equal_traces() {
         assert_eq!(kalos(3), kalos(3));
         assert_ne!(kalos(3), kalos(4));
-        assert_eq!(like(Format::Aviflow, 1, 8), None);
+        assert_eq!(like(Format::Aviflow, 1, &Cluster::new(1, 8)), Ok(None));
     }
 }

@@ -9,10 +9,12 @@
 //! - [`cluster`]: the nodes; [`queues`]: the quota tree
 //! - [`sim`]: the virtual cluster, which obeys a [`Scheduler`](sim::Scheduler)
 //! - [`baseline`]: FIFO, greedy, EASY backfill; [`brain`]: the core's plan
+//! - [`bound`]: how many GPUs jobs could use at most that must be inside a domain
 //! - [`run`]: from a [`Scenario`] to a [`Report`]; [`perturb`]: the same over many similar traces
 //! - [`svg`]: a replay, drawn
 
 pub mod baseline;
+pub mod bound;
 pub mod brain;
 pub mod cluster;
 pub mod error;

@@ -1,7 +1,9 @@
 //! Integrals over the time of a replay, and what a drawing of it needs.
 
+use crate::bound::Bound;
+use crate::cluster::Cluster;
 use crate::sim::Index;
-use crate::trace::TraceJob;
+use crate::trace::{Trace, TraceJob};
 use aviflow_core::time::Time;
 
 /// Counts GPUs over time. GPU-milliseconds are exact.
@@ -23,8 +25,11 @@ pub struct Meter {
     pub waiting_whole_ms: i64,
     /// See [`Meter::waiting_whole_ms`].
     pub broken_while_waiting: i64,
+    /// GPU-time that could at most have been held while jobs waited, where jobs must be inside one domain.
+    pub bound_while_waiting: Option<i64>,
     /// GPU-time held in all.
     pub held: i64,
+    bound: Option<Bound>,
     /// What a drawing needs, if it was asked for.
     pub record: Option<Record>,
 }
@@ -52,10 +57,11 @@ pub struct Stretch {
 }
 
 impl Meter {
-    pub(crate) fn new(begin: Time, gpus_per_node: u32, record: Option<Record>) -> Meter {
+    pub(crate) fn new(begin: Time, trace: &Trace, cluster: &Cluster, record: Option<Record>) -> Meter {
+        let bound = Bound::new(trace, cluster);
         Meter {
             now: begin,
-            gpus_per_node,
+            gpus_per_node: cluster.gpus_per_node,
             used: 0,
             broken: 0,
             waiting: 0,
@@ -65,7 +71,9 @@ impl Meter {
             used_while_waiting: 0,
             waiting_whole_ms: 0,
             broken_while_waiting: 0,
+            bound_while_waiting: bound.as_ref().map(|_| 0),
             held: 0,
+            bound,
             record,
         }
     }
@@ -85,6 +93,9 @@ impl Meter {
         if self.waiting > 0 {
             self.waiting_ms += passed;
             self.used_while_waiting += passed * self.used.cast_signed();
+            if let (Some(sum), Some(bound)) = (&mut self.bound_while_waiting, &mut self.bound) {
+                *sum += passed * bound.now().cast_signed();
+            }
         }
         if self.waiting_whole > 0 {
             self.waiting_whole_ms += passed;
@@ -98,6 +109,13 @@ impl Meter {
             }
         }
         self.now = now;
+    }
+
+    /// A job is submitted, or ends.
+    pub(crate) fn comes(&mut self, job: Index, comes: bool) {
+        if let Some(bound) = &mut self.bound {
+            bound.change(job as usize, comes);
+        }
     }
 
     /// A job begins or ceases to wait.

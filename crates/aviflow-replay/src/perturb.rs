@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::report::{as_map, rounded};
 use crate::rng::Rng;
 use crate::run::{Policy, Scenario};
-use crate::trace::Trace;
+use crate::trace::{Trace, TraceJob};
 use aviflow_core::time::Span;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -29,7 +29,9 @@ pub fn perturb(trace: &Trace, seed: u64) -> Trace {
     let mut out = trace.clone();
     out.origin = format!("{}, perturbed with seed {seed}", trace.origin);
     let before = trace.gpu_hours();
-    let mut sizes: Vec<(u32, u32, u32)> = trace.jobs.iter().map(|j| (j.gpus(), j.nodes, j.gpus_per_node)).collect();
+    // With what they require: a larger job may need a larger domain.
+    let size = |j: &TraceJob| (j.gpus(), j.nodes, j.gpus_per_node, j.require.clone());
+    let mut sizes: Vec<(u32, u32, u32, Option<String>)> = trace.jobs.iter().map(size).collect();
     sizes.sort_unstable();
     sizes.dedup();
     let mut at = 0.0;
@@ -41,9 +43,9 @@ pub fn perturb(trace: &Trace, seed: u64) -> Trace {
         arrivals.push(at);
         job.run = Span(((job.run.0 as f64 * (RUNS * rng.normal()).exp()) as i64).max(1));
         if rng.unit() < SIZES {
-            let here = sizes.binary_search(&(job.gpus(), job.nodes, job.gpus_per_node)).unwrap_or(0);
+            let here = sizes.binary_search(&size(job)).unwrap_or(0);
             let next = if rng.unit() < 0.5 { here.saturating_sub(1) } else { (here + 1).min(sizes.len() - 1) };
-            (_, job.nodes, job.gpus_per_node) = sizes[next];
+            (_, job.nodes, job.gpus_per_node, job.require) = sizes[next].clone();
         }
     }
     let (span, begin) = (trace.span().0 as f64, trace.jobs.first().map(|job| job.submitted).unwrap_or_default());

@@ -65,6 +65,13 @@ pub struct Figures {
     pub wait_hours: Waits,
     /// The share of the GPUs that was held, over the time in which jobs waited; none if none ever did.
     pub gpu_use_while_waiting: Option<f64>,
+    /// The share of the GPUs that could at most have been held over this time, where jobs must be inside one
+    /// domain of the topology; see [`bound`](crate::bound).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub use_bound: Option<f64>,
+    /// The use in parts of this bound.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub use_of_bound: Option<f64>,
     /// From the first submission to the last end.
     pub makespan_hours: f64,
     /// Jobs that were stopped for others.
@@ -177,6 +184,11 @@ impl Figures {
         Figures {
             wait_hours: waits(trace, played),
             gpu_use_while_waiting: share(meter.used_while_waiting, meter.waiting_ms),
+            use_bound: meter.bound_while_waiting.and_then(|bound| share(bound, meter.waiting_ms)),
+            use_of_bound: meter
+                .bound_while_waiting
+                .filter(|bound| *bound > 0)
+                .map(|bound| rounded(meter.used_while_waiting as f64 / bound as f64)),
             makespan_hours: rounded(hours(end.since(begin))),
             preemptions: played.preemptions,
             turns: played.turns,
@@ -200,6 +212,8 @@ impl Figures {
         }
         let rest = [
             ("gpu_use_while_waiting", self.gpu_use_while_waiting),
+            ("use_bound", self.use_bound),
+            ("use_of_bound", self.use_of_bound),
             ("makespan_hours", Some(self.makespan_hours)),
             ("preemptions", Some(self.preemptions as f64)),
             ("turns", Some(self.turns as f64)),

@@ -1,6 +1,6 @@
 //! The virtual cluster: jobs arrive, run for as long as the trace says, and end; a [`Scheduler`]
 //! says which start and stop. It chooses nothing itself, and believes nothing: a GPU that is given
-//! twice, a job that starts twice or never, is an error.
+//! twice, a job that starts twice, never or outside of the domain it requires, is an error.
 //!
 //! What happens in one instant is taken together: first ends, then arrivals, then the scheduler
 //! until it has nothing more to say. A job that was stopped keeps its progress, and its next start
@@ -12,7 +12,8 @@ use crate::meter::{Meter, Record};
 use crate::trace::Trace;
 use aviflow_core::time::{Span, Time};
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BTreeMap, BinaryHeap};
+use std::ops::Range;
 
 /// A job of the trace, by its place in it.
 pub type Index = u32;
@@ -124,6 +125,8 @@ struct Sim<'a> {
     free: Vec<u32>,
     states: Vec<State>,
     ends: BinaryHeap<Reverse<(Time, Index, u32)>>,
+    /// The domains of each level that a job requires.
+    domains: BTreeMap<&'a str, Vec<Range<u32>>>,
     meter: Meter,
     preemptions: u64,
     turns: u64,
@@ -152,7 +155,8 @@ pub fn play(
         free: vec![cluster.gpus_per_node; cluster.nodes as usize],
         states: trace.jobs.iter().map(|job| fresh(job.run)).collect(),
         ends: BinaryHeap::new(),
-        meter: Meter::new(begin, cluster.gpus_per_node, record.then(Record::default)),
+        domains: domains(trace, cluster),
+        meter: Meter::new(begin, trace, cluster, record.then(Record::default)),
         preemptions: 0,
         turns: 0,
         lost: 0,
@@ -163,6 +167,7 @@ pub fn play(
         sim.meter.advance(now);
         sim.end_jobs(scheduler, now);
         while let Some(job) = trace.jobs.get(next).filter(|job| job.submitted <= now) {
+            sim.meter.comes(next as Index, true);
             sim.meter.waits(job, true);
             scheduler.submit(next as Index, now);
             next += 1;
@@ -186,6 +191,15 @@ pub fn play(
         }
     }
     sim.result(scheduler)
+}
+
+/// The domains of each level that a job requires.
+fn domains<'a>(trace: &'a Trace, cluster: &Cluster) -> BTreeMap<&'a str, Vec<Range<u32>>> {
+    let mut domains = BTreeMap::new();
+    for level in trace.jobs.iter().filter_map(|job| job.require.as_deref()) {
+        domains.entry(level).or_insert_with(|| cluster.domains(level).unwrap_or_default());
+    }
+    domains
 }
 
 impl Sim<'_> {
@@ -220,6 +234,7 @@ impl Sim<'_> {
                 continue;
             }
             self.release(job, now);
+            self.meter.comes(job, false);
             let state = &mut self.states[job as usize];
             state.left = Span(0);
             state.ended = Some(now);
@@ -272,6 +287,12 @@ impl Sim<'_> {
         if !whole {
             return Err(self.fault(format!("it starts a part of the gang of {}", self.name(job))));
         }
+        if let Some(level) = &spec.require {
+            let domains = self.domains.get(level.as_str()).map(Vec::as_slice).unwrap_or_default();
+            if !domains.iter().any(|domain| place.iter().all(|(node, _)| domain.contains(node))) {
+                return Err(self.fault(format!("it starts {} outside of one {level}", self.name(job))));
+            }
+        }
         for (node, gpus) in &place {
             let Some(free) = self.free.get(*node as usize).copied().filter(|free| free >= gpus) else {
                 return Err(
@@ -317,5 +338,46 @@ impl Sim<'_> {
             passes: scheduler.passes().to_vec(),
             estimates: scheduler.estimates().to_vec(),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::Topology;
+    use crate::trace::Format;
+
+    /// Starts the only job on these nodes.
+    struct On(Vec<u32>);
+
+    impl Scheduler for On {
+        fn submit(&mut self, _job: Index, _now: Time) {}
+        fn ended(&mut self, _job: Index, _now: Time) {}
+        fn pass(&mut self, _now: Time, acts: &mut Vec<Act>) -> Result<bool> {
+            let place: Vec<(u32, u32)> = self.0.drain(..).map(|node| (node, 8)).collect();
+            acts.extend((!place.is_empty()).then_some(Act::Start { job: 0, place }));
+            Ok(false)
+        }
+        fn wake(&self) -> Option<Time> {
+            None
+        }
+        fn passes(&self) -> &[u32] {
+            &[]
+        }
+        fn estimates(&self) -> &[Estimated] {
+            &[]
+        }
+    }
+
+    #[test]
+    fn a_place_outside_of_the_domain_that_a_job_requires_is_refused() {
+        let trace = "submitted,name,nodes,gpus_per_node,run_s,require\n0,a,2,8,60,leaf\n";
+        let trace = Trace::parse("t.csv", trace, Format::Aviflow, 8).expect("a trace");
+        let tree = Topology::parse("t.csv", "node,leaf\nx,1\ny,1\nz,2\n").expect("a topology");
+        let cluster = Cluster { topology: Some(tree), ..Cluster::new(3, 8) };
+        let played = |nodes: Vec<u32>| play("test", &mut On(nodes), &trace, &cluster, Span(0), false).map(|_| ());
+        assert_eq!(played(vec![0, 1]), Ok(()));
+        let error = played(vec![1, 2]).expect_err("two leaves").to_string();
+        assert_eq!(error, "the policy test cannot be followed: it starts a outside of one leaf");
     }
 }

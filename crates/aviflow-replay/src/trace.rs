@@ -18,6 +18,7 @@ use crate::cluster::Cluster;
 use crate::error::{Error, Result};
 use crate::rng::Rng;
 use aviflow_core::time::{Span, Time};
+use std::collections::BTreeMap;
 use std::path::Path;
 
 /// How a trace is written.
@@ -27,6 +28,8 @@ pub enum Format {
     Kalos,
     /// Microsoft's Philly trace as the Sia simulator has it: jobs of 1 to 128 GPUs.
     Philly,
+    /// Jobs that each need one leaf or one group of leaves; only ever [made up](crate::generate::lingjun).
+    Lingjun,
     /// Aviflow's own: one job a line, CSV or JSON, see [`COLUMNS`].
     Aviflow,
 }
@@ -67,6 +70,8 @@ pub struct TraceJob {
     pub time_limit: Option<Span>,
     /// Whether it may be suspended.
     pub preemptible: bool,
+    /// The level of the topology of which one domain must hold it.
+    pub require: Option<String>,
 }
 
 impl TraceJob {
@@ -110,6 +115,11 @@ impl Trace {
         let jobs = match format {
             Format::Kalos => foreign::kalos(file, text)?,
             Format::Philly => foreign::philly(file, text, gpus_per_node)?,
+            Format::Lingjun => {
+                let what = "the jobs of the format `lingjun` are made up, and read from no file".to_owned();
+                let help = "leave --trace out, or leave --format out for a trace of one's own".to_owned();
+                return Err(Error::File { file: file.to_owned(), what, help });
+            }
             Format::Aviflow => own::read(file, text)?,
         };
         if jobs.is_empty() {
@@ -164,13 +174,15 @@ impl Trace {
         before - self.jobs.len()
     }
 
-    /// Checks that the cluster, empty, holds each job.
+    /// Checks that the cluster, empty, holds each job, inside one domain where the job requires it.
     ///
     /// # Errors
     /// Names the first job that it does not hold, and the cluster that would hold all of them.
     pub fn check(&self, cluster: &Cluster) -> Result<()> {
         let (nodes, gpus) = (cluster.nodes, cluster.gpus_per_node);
-        let Some(job) = self.jobs.iter().find(|j| j.nodes > nodes || j.gpus_per_node > gpus) else { return Ok(()) };
+        let Some(job) = self.jobs.iter().find(|j| j.nodes > nodes || j.gpus_per_node > gpus) else {
+            return self.check_levels(cluster);
+        };
         let what = format!(
             "{} asks for {} of {} GPUs, and the cluster has {} of {gpus}",
             job.name,
@@ -181,10 +193,42 @@ impl Trace {
         let most = |f: fn(&TraceJob) -> u32| self.jobs.iter().map(f).max().unwrap_or(0);
         let most = (most(|j| j.nodes).max(nodes), most(|j| j.gpus_per_node).max(gpus));
         let help = format!("every job fits with `--nodes {} --gpus-per-node {}`", most.0, most.1);
-        Err(match job.line {
+        Err(self.wrong(job, what, help))
+    }
+
+    /// Checks that each job that must be inside one domain of a level has one that is large enough.
+    fn check_levels(&self, cluster: &Cluster) -> Result<()> {
+        let mut largest: BTreeMap<&str, Option<u32>> = BTreeMap::new();
+        for job in &self.jobs {
+            let Some(level) = job.require.as_deref() else { continue };
+            let most = *largest.entry(level).or_insert_with(|| cluster.largest(level));
+            let what = match most {
+                Some(most) if job.nodes <= most => continue,
+                Some(most) => {
+                    let asked = plural(job.nodes, "node");
+                    format!(
+                        "{} asks for {asked} in one {level}, and the largest has {}",
+                        job.name,
+                        plural(most, "node")
+                    )
+                }
+                None => format!("{} requires one {level}, and no such level is known", job.name),
+            };
+            let help = match &cluster.topology {
+                Some(topology) => format!("the levels of the topology are {}", topology.levels.join(", ")),
+                None => "give the switches with --topology FILE, or take the column `require` out".to_owned(),
+            };
+            return Err(self.wrong(job, what, help));
+        }
+        Ok(())
+    }
+
+    /// A job that cannot be replayed, with its line if it has one.
+    fn wrong(&self, job: &TraceJob, what: String, help: String) -> Error {
+        match job.line {
             0 => Error::options(what, help),
             line => Error::Line { file: self.origin.clone(), line, what, help },
-        })
+        }
     }
 
     /// GPU-hours that the jobs run for.

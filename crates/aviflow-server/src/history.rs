@@ -77,5 +77,6 @@ fn past(job: &Job) -> PastJob {
         ran: job.ran.0,
         time_limit: job.request.time_limit.map(|limit| limit.0),
         preemptible: job.request.preemptible,
+        require: job.request.topology.require.clone(),
     }
 }

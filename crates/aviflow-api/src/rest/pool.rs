@@ -191,6 +191,9 @@ pub struct PastJob {
     pub time_limit: Option<i64>,
     /// Whether it might be preempted.
     pub preemptible: bool,
+    /// The level of the topology of which one domain had to hold it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub require: Option<String>,
 }
 
 /// An agent that is connected to this control plane, or was started by it.

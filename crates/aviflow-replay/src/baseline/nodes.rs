@@ -1,11 +1,22 @@
 //! Nodes by their free GPUs, now and at the start that the first waiting job is promised.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
+use std::rc::Rc;
 
 /// Free GPUs of each node, and for each number of them the nodes that have it.
 pub(super) struct Nodes {
     free: Vec<u32>,
     buckets: Vec<BTreeSet<u32>>,
+}
+
+/// What a job wants: nodes, and GPUs on each.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Shape {
+    pub nodes: u32,
+    pub gpus: u32,
+    /// The domains of which one must hold it, if it requires one; else all nodes as one domain.
+    pub domains: Rc<[Range<u32>]>,
 }
 
 impl Nodes {
@@ -33,69 +44,101 @@ impl Nodes {
         self.free[node as usize] = free;
     }
 
-    /// Whether so many nodes have so many free GPUs each.
-    pub fn fits(&self, nodes: u32, gpus: u32) -> bool {
-        self.buckets[gpus as usize..].iter().map(BTreeSet::len).sum::<usize>() >= nodes as usize
+    /// Whether a domain has room for a job.
+    pub fn fits(&self, shape: &Shape) -> bool {
+        shape.domains.iter().any(|domain| self.room(domain, shape.gpus) >= shape.nodes as usize)
     }
 
-    /// The fullest nodes that have room; among equals the first.
-    pub fn place(&self, nodes: u32, gpus: u32) -> Option<Vec<(u32, u32)>> {
-        if !self.fits(nodes, gpus) {
-            return None;
+    /// Nodes of a domain that have so many free GPUs.
+    fn room(&self, domain: &Range<u32>, gpus: u32) -> usize {
+        let all = &self.buckets[gpus as usize..];
+        if domain.len() == self.free.len() {
+            return all.iter().map(BTreeSet::len).sum();
         }
-        let fitting = self.buckets[gpus as usize..].iter().flatten();
-        Some(fitting.take(nodes as usize).map(|node| (*node, gpus)).collect())
+        self.free[domain.start as usize..domain.end as usize].iter().filter(|free| **free >= gpus).count()
+    }
+
+    /// The domains that have room for a job, the one with the least room first.
+    fn rooms<'a>(&self, shape: &'a Shape) -> Vec<&'a Range<u32>> {
+        let room = |domain: &'a Range<u32>| (self.room(domain, shape.gpus), domain.start, domain);
+        let mut rooms: Vec<_> = shape.domains.iter().map(room).filter(|r| r.0 >= shape.nodes as usize).collect();
+        rooms.sort_unstable_by_key(|(room, start, _)| (*room, *start));
+        rooms.into_iter().map(|(_, _, domain)| domain).collect()
+    }
+
+    /// Nodes of a domain that have so many free GPUs, the fullest first; among equals the first.
+    fn fitting(&self, domain: &Range<u32>, gpus: u32) -> impl Iterator<Item = &u32> {
+        self.buckets[gpus as usize..].iter().flat_map(move |bucket| bucket.range(domain.clone()))
+    }
+
+    /// The fullest nodes that have room, of the domain that has the least.
+    pub fn place(&self, shape: &Shape) -> Option<Vec<(u32, u32)>> {
+        let domain = *self.rooms(shape).first()?;
+        let fitting = self.fitting(domain, shape.gpus);
+        Some(fitting.take(shape.nodes as usize).map(|node| (*node, shape.gpus)).collect())
     }
 
     /// The same among nodes that leave the job of the shadow its place.
-    pub fn place_beside(&self, nodes: u32, gpus: u32, shadow: &Shadow) -> Option<Vec<(u32, u32)>> {
-        let mut spare = shadow.fitting.saturating_sub(shadow.nodes);
-        let mut place = Vec::with_capacity(nodes as usize);
-        for node in self.buckets[gpus as usize..].iter().flatten() {
+    pub fn place_beside(&self, shape: &Shape, shadow: &Shadow) -> Option<Vec<(u32, u32)>> {
+        self.rooms(shape).into_iter().find_map(|domain| self.beside(shape, domain, shadow))
+    }
+
+    fn beside(&self, shape: &Shape, domain: &Range<u32>, shadow: &Shadow) -> Option<Vec<(u32, u32)>> {
+        let mut spare = shadow.fitting[shadow.domain].saturating_sub(shadow.shape.nodes);
+        let mut place = Vec::with_capacity(shape.nodes as usize);
+        for node in self.fitting(domain, shape.gpus) {
             let left = shadow.free[*node as usize];
-            let hurts = left >= shadow.gpus && left < shadow.gpus + gpus;
+            let wanted = shadow.shape.gpus;
+            let inside = shadow.shape.domains[shadow.domain].contains(node);
+            let hurts = inside && left >= wanted && left < wanted + shape.gpus;
             if hurts && spare == 0 {
                 continue;
             }
             spare -= u32::from(hurts);
-            place.push((*node, gpus));
-            if place.len() == nodes as usize {
+            place.push((*node, shape.gpus));
+            if place.len() == shape.nodes as usize {
                 return Some(place);
             }
         }
         None
     }
 
-    /// What is free, as seen by a job that waits for so many nodes with so many GPUs.
-    pub fn shadow(&self, nodes: u32, gpus: u32) -> Shadow {
-        let fitting = self.buckets[gpus as usize..].iter().map(BTreeSet::len).sum::<usize>();
-        Shadow { free: self.free.clone(), nodes, gpus, fitting: u32::try_from(fitting).unwrap_or(u32::MAX) }
+    /// What is free, as seen by a job that waits.
+    pub fn shadow(&self, shape: &Shape) -> Shadow {
+        let room = |domain| u32::try_from(self.room(domain, shape.gpus)).unwrap_or(u32::MAX);
+        let fitting = shape.domains.iter().map(room).collect();
+        Shadow { free: self.free.clone(), shape: shape.clone(), fitting, domain: 0 }
     }
 }
 
 /// What will be free when the first waiting job is to start.
 pub(super) struct Shadow {
     free: Vec<u32>,
-    /// Nodes it needs, and GPUs on each.
-    nodes: u32,
-    gpus: u32,
-    /// Nodes that have as many.
-    fitting: u32,
+    /// What it wants.
+    shape: Shape,
+    /// Nodes of each domain that have as many GPUs.
+    fitting: Vec<u32>,
+    /// The domain that it will have.
+    domain: usize,
 }
 
 impl Shadow {
-    /// Whether the job has a place.
-    pub fn fits(&self) -> bool {
-        self.fitting >= self.nodes
+    /// Whether the job has a place; the first domain that has one is the job's.
+    pub fn fits(&mut self) -> bool {
+        let first = self.fitting.iter().position(|fitting| *fitting >= self.shape.nodes);
+        self.domain = first.unwrap_or(0);
+        first.is_some()
     }
 
     /// Something will have ended by then.
     pub fn give(&mut self, place: &[(u32, u32)]) {
         for (node, gpus) in place {
             let free = &mut self.free[*node as usize];
-            let before = *free >= self.gpus;
+            let before = *free >= self.shape.gpus;
             *free += gpus;
-            self.fitting += u32::from(!before && *free >= self.gpus);
+            if !before && *free >= self.shape.gpus {
+                *self.fitting_at(*node) += 1;
+            }
         }
     }
 
@@ -103,9 +146,17 @@ impl Shadow {
     pub fn take(&mut self, place: &[(u32, u32)]) {
         for (node, gpus) in place {
             let free = &mut self.free[*node as usize];
-            let before = *free >= self.gpus;
+            let before = *free >= self.shape.gpus;
             *free -= gpus;
-            self.fitting -= u32::from(before && *free < self.gpus);
+            if before && *free < self.shape.gpus {
+                *self.fitting_at(*node) -= 1;
+            }
         }
+    }
+
+    /// What the domain of a node has. The domains are in order, and each node is in one.
+    fn fitting_at(&mut self, node: u32) -> &mut u32 {
+        let domain = self.shape.domains.partition_point(|domain| domain.end <= node);
+        &mut self.fitting[domain]
     }
 }

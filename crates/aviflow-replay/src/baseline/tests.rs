@@ -21,6 +21,7 @@ fn check(policy: Policy, cluster: (u32, u32), jobs: &[(i64, u32, u32, i64)], sta
         run: Span(run * hour),
         time_limit: None,
         preemptible: true,
+        require: None,
     };
     let trace = Trace::new("by hand", jobs.iter().enumerate().map(job).collect());
     let mut scenario = Scenario::new(trace, Cluster::new(cluster.0, cluster.1));

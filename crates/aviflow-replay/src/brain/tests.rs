@@ -1,6 +1,6 @@
 //! The policy `aviflow` on small traces, with the core's invariants checked after every pass.
 
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, Topology};
 use crate::generate;
 use crate::report::Figures;
 use crate::run::{Policy, Scenario};
@@ -49,4 +49,22 @@ fn parts_of_nodes_and_queues_of_the_trace() {
     scenario.queues = vec![aviflow_core::model::Queue::open("even")];
     let error = scenario.play(Policy::Aviflow, false).expect_err("no such queue");
     assert!(error.to_string().contains("is in the queue odd, and --queues has no such queue"), "{error}");
+}
+
+#[test]
+fn jobs_that_require_a_domain() {
+    let node = |n: u32| format!("n{n},{},{}\n", n / 32, n / 8);
+    let text: String = std::iter::once("node,group,leaf\n".to_owned()).chain((0..64).map(node)).collect();
+    let topology = Topology::parse("t.csv", &text).expect("a topology");
+    let cluster = Cluster { topology: Some(topology), ..Cluster::new(64, 8) };
+    let mut trace = generate::lingjun(1, &cluster).expect("a trace");
+    trace.jobs.truncate(300);
+    let mut scenario = Scenario::new(trace, cluster);
+    scenario.check = true;
+    for policy in Policy::ALL {
+        let figures = scenario.figures(policy).expect("a replay");
+        assert!(figures.use_of_bound.is_some_and(|ratio| ratio > 0.5 && ratio <= 1.0), "{policy:?}: {figures:?}");
+    }
+    scenario.preemption = true;
+    scenario.play(Policy::Aviflow, false).expect("a replay");
 }

@@ -32,6 +32,7 @@ pub(super) fn kalos(file: &str, text: &str) -> Result<Vec<TraceJob>> {
             run: Span(millis(run).max(1)),
             time_limit: None,
             preemptible: true,
+            require: None,
         });
     }
     Ok(jobs)
@@ -61,6 +62,7 @@ pub(super) fn philly(file: &str, text: &str, gpus_per_node: u32) -> Result<Vec<T
             run: at("duration").run(&row.cells[duration])?,
             time_limit: None,
             preemptible: true,
+            require: None,
         });
     }
     Ok(jobs)

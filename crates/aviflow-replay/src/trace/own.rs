@@ -13,6 +13,7 @@
 //! | `gpu_type` | the accelerator type | any |
 //! | `time_limit_s` | its time limit in seconds | none |
 //! | `preemptible` | `true` or `false` | `true` |
+//! | `require` | the level of the topology of which one domain must hold it | none |
 //!
 //! An empty cell is an absent value. An unknown column is refused: it may be a misspelt one.
 
@@ -25,7 +26,7 @@ use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
 
 /// The columns in the order in which they are written.
-pub const COLUMNS: [&str; 11] = [
+pub const COLUMNS: [&str; 12] = [
     "submitted",
     "name",
     "user",
@@ -37,6 +38,7 @@ pub const COLUMNS: [&str; 11] = [
     "run_s",
     "time_limit_s",
     "preemptible",
+    "require",
 ];
 
 /// The columns without which a job is none.
@@ -104,7 +106,7 @@ fn column(file: &str, line: u32, name: &str) -> Result<usize> {
 }
 
 fn job(file: &str, line: u32, cells: &[String; COLUMNS.len()]) -> Result<TraceJob> {
-    let [submitted, name, user, queue, priority, nodes, gpus, gpu_type, run, limit, preemptible] = cells;
+    let [submitted, name, user, queue, priority, nodes, gpus, gpu_type, run, limit, preemptible, require] = cells;
     let at = |column| Place { file, line, column };
     let some = |text: &String| Some(text.clone()).filter(|t| !t.is_empty());
     Ok(TraceJob {
@@ -120,6 +122,7 @@ fn job(file: &str, line: u32, cells: &[String; COLUMNS.len()]) -> Result<TraceJo
         run: at("run_s").run(run)?,
         time_limit: some(limit).map(|text| at("time_limit_s").run(&text)).transpose()?,
         preemptible: some(preemptible).map_or(Ok(true), |text| at("preemptible").yes_or_no(&text))?,
+        require: some(require),
     })
 }
 
@@ -131,7 +134,7 @@ pub fn write_csv(trace: &Trace) -> String {
         let limit = job.time_limit.map(seconds).unwrap_or_default();
         let _ = writeln!(
             out,
-            "{},{},{},{},{},{},{},{},{},{limit},{}",
+            "{},{},{},{},{},{},{},{},{},{limit},{},{}",
             seconds(Span(job.submitted.0)),
             quote(&job.name),
             quote(&job.user),
@@ -142,6 +145,7 @@ pub fn write_csv(trace: &Trace) -> String {
             quote(job.gpu_type.as_deref().unwrap_or_default()),
             seconds(job.run),
             job.preemptible,
+            quote(job.require.as_deref().unwrap_or_default()),
         );
     }
     out
@@ -157,7 +161,7 @@ pub fn write_jsonl(trace: &Trace) -> String {
             "submitted": number(Span(job.submitted.0)), "name": job.name, "user": job.user, "queue": job.queue,
             "priority": job.priority, "nodes": job.nodes, "gpus_per_node": job.gpus_per_node,
             "gpu_type": job.gpu_type, "run_s": number(job.run), "time_limit_s": job.time_limit.map(number),
-            "preemptible": job.preemptible,
+            "preemptible": job.preemptible, "require": job.require,
         });
         if let Some(object) = line.as_object_mut() {
             object.retain(|_, value| !value.is_null());

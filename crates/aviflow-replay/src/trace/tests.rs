@@ -1,12 +1,12 @@
 //! Reading, what is refused and with which words, and that what is written is read.
 
 use super::*;
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, Topology};
 
 const OWN: &str = "\
-submitted,name,user,queue,priority,nodes,gpus_per_node,gpu_type,run_s,time_limit_s,preemptible
-1700000000,a,ada,nlp,10,4,8,H100,3600,7200,true
-2023-11-14T22:15:00Z,\"b, again\",,,,1,2,,0.5,,false
+submitted,name,user,queue,priority,nodes,gpus_per_node,gpu_type,run_s,time_limit_s,preemptible,require
+1700000000,a,ada,nlp,10,4,8,H100,3600,7200,true,leaf
+2023-11-14T22:15:00Z,\"b, again\",,,,1,2,,0.5,,false,
 ";
 
 fn own(text: &str) -> Result<Trace> {
@@ -19,6 +19,7 @@ fn own_traces_are_read_as_they_were_written() {
     assert_eq!(trace.jobs.len(), 2);
     let (a, b) = (&trace.jobs[0], &trace.jobs[1]);
     assert_eq!((a.priority, a.queue.as_deref(), a.time_limit), (10, Some("nlp"), Some(Span::seconds(7200))));
+    assert_eq!((a.require.as_deref(), &b.require), (Some("leaf"), &None));
     assert_eq!((b.name.as_str(), b.run, b.preemptible, b.queue.as_deref()), ("b, again", Span(500), false, None));
     assert_eq!(b.submitted, Time(1_700_000_100_000));
     assert_eq!(own(&write_csv(&trace)).expect("a trace"), trace);
@@ -79,7 +80,7 @@ fn what_is_wrong_is_said_with_its_place_and_what_to_do() {
         Format::Aviflow,
         "t.csv:1: `usr` is no column",
         "the format `aviflow` has submitted, name, user, queue, priority, nodes, gpus_per_node, gpu_type, run_s, \
-         time_limit_s, preemptible",
+         time_limit_s, preemptible, require",
     );
     check(
         "submitted,nodes,gpus_per_node,run_s\n0,1,8\n",
@@ -99,11 +100,36 @@ fn what_is_wrong_is_said_with_its_place_and_what_to_do() {
 
 #[test]
 fn a_job_that_is_too_large_is_named() {
-    let trace = own(OWN).expect("a trace");
+    let mut trace = own(OWN).expect("a trace");
+    trace.jobs[0].require = None;
     assert_eq!(trace.check(&Cluster::new(4, 8)), Ok(()));
     let error = trace.check(&Cluster::new(3, 8)).expect_err("too small");
     assert_eq!(error.to_string(), "t.csv:2: a asks for 4 nodes of 8 GPUs, and the cluster has 3 nodes of 8");
     assert_eq!(error.help().expect("help"), "every job fits with `--nodes 4 --gpus-per-node 8`");
+}
+
+#[test]
+fn a_job_that_no_domain_holds_is_named() {
+    let mut trace = own(OWN).expect("a trace");
+    let tree = Topology::parse("t.csv", "node,spine,leaf\na,1,1\nb,1,1\nc,1,1\nd,1,2\ne,1,2\n").expect("a topology");
+    let mut cluster = Cluster::new(5, 8);
+    let mut check = |topology: Option<&Topology>, level: &str, expected: &str, help: &str| {
+        trace.jobs[0].require = Some(level.to_owned());
+        cluster.topology = topology.cloned();
+        let error = trace.check(&cluster).expect_err("no such place");
+        assert_eq!((error.to_string().as_str(), error.help().unwrap_or_default().as_str()), (expected, help));
+    };
+    let levels = "the levels of the topology are leaf, spine";
+    check(Some(&tree), "leaf", "t.csv:2: a asks for 4 nodes in one leaf, and the largest has 3 nodes", levels);
+    check(Some(&tree), "rack", "t.csv:2: a requires one rack, and no such level is known", levels);
+    check(Some(&tree), "node", "t.csv:2: a asks for 4 nodes in one node, and the largest has 1 node", levels);
+    let help = "give the switches with --topology FILE, or take the column `require` out";
+    check(None, "leaf", "t.csv:2: a requires one leaf, and no such level is known", help);
+    trace.jobs[0].require = Some("spine".to_owned());
+    cluster.topology = Some(tree);
+    assert_eq!(trace.check(&cluster), Ok(()));
+    trace.jobs[1].require = Some("node".to_owned());
+    assert_eq!(trace.check(&cluster), Ok(()));
 }
 
 #[test]

@@ -13,19 +13,25 @@ one's own, and what each figure means: docs/admin/simulate.md.
 Examples:
   aviflow simulate --trace jobs.csv --nodes 64
   aviflow simulate --trace jobs.csv --nodes 64 --compare 16 --policy easy,aviflow
-  aviflow simulate --format kalos --compress 4 --whole-nodes --nodes 128 --preemption on --json")]
+  aviflow simulate --format kalos --compress 4 --whole-nodes --nodes 128 --preemption on --json
+  aviflow simulate --format lingjun --topology switches.csv")]
 pub struct SimulateArgs {
     /// The jobs [default: made up, fitted to the statistics of the format's usual trace]
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
 
-    /// How the trace is written: kalos, philly or aviflow [default: aviflow]
+    /// How the trace is written: kalos, philly or aviflow; or lingjun, which is always made up [default: aviflow]
     #[arg(long, value_name = "FORMAT", hide_possible_values = true)]
     pub format: Option<TraceFormat>,
 
-    /// Nodes of the cluster
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
-    pub nodes: u32,
+    /// Nodes of the cluster [default: those of the topology]
+    #[arg(
+        long,
+        value_name = "N",
+        value_parser = clap::value_parser!(u32).range(1..=100_000),
+        required_unless_present = "topology"
+    )]
+    pub nodes: Option<u32>,
 
     /// GPUs on each of them
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=64))]
@@ -100,6 +106,7 @@ pub struct SimulateArgs {
 pub enum TraceFormat {
     Kalos,
     Philly,
+    Lingjun,
     Aviflow,
 }
 
@@ -108,6 +115,7 @@ impl From<TraceFormat> for Format {
         match format {
             TraceFormat::Kalos => Format::Kalos,
             TraceFormat::Philly => Format::Philly,
+            TraceFormat::Lingjun => Format::Lingjun,
             TraceFormat::Aviflow => Format::Aviflow,
         }
     }

@@ -54,6 +54,7 @@ fn traced(job: &PastJob) -> TraceJob {
         run: Span(job.ran),
         time_limit: job.time_limit.map(Span),
         preemptible: job.preemptible,
+        require: job.require.clone(),
     }
 }
 

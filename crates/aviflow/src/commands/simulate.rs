@@ -41,17 +41,15 @@ fn policies(args: &SimulateArgs) -> Result<Vec<Policy>> {
 }
 
 fn scenario(args: &SimulateArgs) -> Result<Scenario> {
-    let mut trace = trace(args)?;
-    let gpu_type = gpu_type(&mut trace, args)?;
+    let mut cluster = cluster(args)?;
+    let mut trace = trace(args, &cluster)?;
+    if let Some(gpu_type) = gpu_type(&mut trace, args)? {
+        cluster.gpu_type = gpu_type;
+    }
     if args.whole_nodes {
         trace.whole_nodes(args.gpus_per_node);
     }
     trace.compress(args.compress);
-    let topology = args.topology.as_ref().map(|file| Topology::read(file)).transpose().map_err(failure)?;
-    let mut cluster = Cluster { topology, ..Cluster::new(args.nodes, args.gpus_per_node) };
-    if let Some(gpu_type) = gpu_type {
-        cluster.gpu_type = gpu_type;
-    }
     let own = args.format.is_none_or(|f| f == TraceFormat::Aviflow);
     let mut scenario = Scenario::new(trace, cluster);
     scenario.limits = args.limits.map_or(if own { Limits::Trace } else { Limits::Exact }, |limits| limits.0);
@@ -62,12 +60,21 @@ fn scenario(args: &SimulateArgs) -> Result<Scenario> {
     Ok(scenario)
 }
 
-fn trace(args: &SimulateArgs) -> Result<Trace> {
+fn cluster(args: &SimulateArgs) -> Result<Cluster> {
+    let topology = args.topology.as_ref().map(|file| Topology::read(file)).transpose().map_err(failure)?;
+    let of_topology = topology.as_ref().and_then(|topology| u32::try_from(topology.paths.len()).ok());
+    let nodes = args.nodes.or(of_topology).unwrap_or(u32::MAX);
+    let cluster = Cluster { topology, ..Cluster::new(nodes, args.gpus_per_node) };
+    cluster.check().map_err(failure)?;
+    Ok(cluster)
+}
+
+fn trace(args: &SimulateArgs, cluster: &Cluster) -> Result<Trace> {
     let format = args.format.unwrap_or(TraceFormat::Aviflow).into();
     match &args.trace {
         Some(file) => Trace::read(file, format, args.gpus_per_node).map_err(failure),
-        None => generate::like(format, args.seed, args.gpus_per_node).ok_or_else(|| {
-            let help = "give --trace FILE; or --format kalos or --format philly alone, for jobs that are made up";
+        None => generate::like(format, args.seed, cluster).map_err(failure)?.ok_or_else(|| {
+            let help = "give --trace FILE; or --format kalos, philly or lingjun alone, for jobs that are made up";
             Failure::usage("no trace to replay").help(help)
         }),
     }
@@ -159,6 +166,9 @@ mod tests {
             own("0,,1,8,,60\n", &["--limits", "over:5-1"]),
             own("0,,1,8,,60\n", &["--policy", "fifo,fifo"]),
             own("0,,1,8,,60\n", &["--policy", "fifo", "--topology", "t.csv"]),
+            refused("submitted,nodes,gpus_per_node,run_s,require\n0,1,8,60,leaf\n", &["--trace", "t.csv"]),
+            refused("", &["--format", "lingjun"]),
+            refused("", &["--format", "lingjun", "--trace", "t.csv"]),
         ];
         insta::assert_snapshot!(said.join("\n"));
     }

@@ -69,9 +69,13 @@ fn waits(rows: &[(String, &Figures)], view: View) -> String {
 }
 
 fn rest(rows: &[(String, &Figures)], view: View) -> String {
-    let mut table = Table::new(&[
-        ("policy", Align::Left),
-        ("in use", Align::Right),
+    // Where no job must be inside one domain of the topology, there is no bound to speak of.
+    let bounded = rows.iter().any(|(_, f)| f.use_bound.is_some());
+    let mut columns = vec![("policy", Align::Left), ("in use", Align::Right)];
+    if bounded {
+        columns.extend([("bound", Align::Right), ("of it", Align::Right)]);
+    }
+    columns.extend([
         ("broken", Align::Right),
         ("makespan", Align::Right),
         ("preempted", Align::Right),
@@ -83,11 +87,14 @@ fn rest(rows: &[(String, &Figures)], view: View) -> String {
         ("p99", Align::Right),
         ("max", Align::Right),
     ]);
+    let mut table = Table::new(&columns);
     for (policy, f) in rows {
         let number = |n: u64| if n == 0 { String::new() } else { grouped(i64::try_from(n).unwrap_or(i64::MAX)) };
-        table.row([
-            policy.as_str().into(),
-            percent(f.gpu_use_while_waiting).into(),
+        let mut cells: Vec<Cell> = vec![policy.as_str().into(), percent(f.gpu_use_while_waiting).into()];
+        if bounded {
+            cells.extend([f.use_bound, f.use_of_bound].map(|share| percent(share).into()));
+        }
+        cells.extend([
             percent(f.fragmentation).into(),
             format!("{}h", grouped(f.makespan_hours.round() as i64)).into(),
             number(f.preemptions).into(),
@@ -99,11 +106,18 @@ fn rest(rows: &[(String, &Figures)], view: View) -> String {
             millis(f.plan_ms.p99).into(),
             millis(f.plan_ms.max).into(),
         ]);
+        table.row(cells);
     }
     let mut notes = vec![
         "in use: GPUs held while jobs wait",
         "broken: GPUs free on partly held nodes while jobs wait for whole ones",
     ];
+    if bounded {
+        notes.insert(
+            1,
+            "bound, of it: the most that could be held at once by the jobs that are there, and the use in parts of it",
+        );
+    }
     if rows.iter().any(|(_, f)| f.lost_gpu_hours > 0.0) {
         notes.push("lost: GPU-hours held by restarts");
     }
@@ -211,6 +225,8 @@ mod tests {
                 ge128: stats(38, 400.0),
             },
             gpu_use_while_waiting: Some(0.8836),
+            use_bound: None,
+            use_of_bound: None,
             makespan_hours: 1598.2,
             preemptions: 0,
             turns: 0,

@@ -4,6 +4,7 @@ mod cases;
 mod check;
 mod histories;
 mod oracle;
+mod promises;
 mod scenarios;
 mod spec;
 mod verdicts;

@@ -43,6 +43,8 @@ pub(super) struct World {
     pub(super) log: Vec<(Time, Decision)>,
     pub(super) ended: BTreeMap<JobId, Job>,
     pub(super) names: BTreeMap<String, JobId>,
+    /// When each job was first promised nodes for, if it was.
+    pub(super) promised: BTreeMap<JobId, Time>,
     /// Whether each turn is checked; off where a test looks at something else, over a long time.
     pub(super) checks: bool,
     work: BTreeMap<JobId, Work>,
@@ -61,6 +63,7 @@ impl World {
             plan: Plan::default(),
             log: Vec::new(),
             ended: BTreeMap::new(),
+            promised: BTreeMap::new(),
             names: BTreeMap::new(),
             checks: true,
             work: BTreeMap::new(),
@@ -361,6 +364,9 @@ impl World {
             check::decisions(&self.s, &made, self.now);
         }
         self.carry_out(&made);
+        for reservation in &made.reservations {
+            self.promised.entry(reservation.job).or_insert(reservation.start);
+        }
         self.plan = made;
         if self.checks {
             assert_eq!(crate::lint::lint(&self.s), Vec::<String>::new(), "at {:?} after {:?}", self.now, self.plan);

@@ -73,15 +73,15 @@ pub fn factors(jobs: &[JobSummary], view: View) -> String {
         return String::new();
     }
     let heading = "What the places follow from, compared from left to right".style(view.style, "1");
-    let legend = "A queue that uses less of its guarantee goes first, then one with less use over its weight.";
+    let legend = "A queue that uses less of its guarantee goes first, then one with less use by its weight.";
     format!("\n{heading}\n{}{}\n", table.render(view.width, view.style), legend.style(view.style, "2"))
 }
 
-/// `nlp 50.0% of its guarantee`, or `nlp 12.0h over its weight`.
+/// `nlp 50.0% of its guarantee`, or `nlp 12.0h of use by its weight`.
 fn queue_factor(f: &QueueFactor) -> String {
     match f.guarantee_used {
         Some(used) => format!("{} {} of its guarantee", f.queue, percent(used, 1_000_000)),
-        None => format!("{} {} over its weight", f.queue, gpu_time(f.use_over_weight)),
+        None => format!("{} {} of use by its weight", f.queue, gpu_time(f.use_over_weight)),
     }
 }
 

@@ -151,7 +151,7 @@ fn case(nodes: u32, running: u64, waiting: u64, queues: u64) {
     drop(plan(&s, &mut memo, now));
     let mut id = 10_000_000;
     let warm = median(
-        (0..std::env::args().nth(2).and_then(|n| n.parse().ok()).unwrap_or(25i64))
+        (0..std::env::args().nth(2).and_then(|n| n.parse().ok()).unwrap_or(101i64))
             .map(|i| {
                 id += 1;
                 let mut request = Request::of(64, 8);

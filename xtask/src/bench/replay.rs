@@ -21,13 +21,12 @@ const TRACES: &str = "20";
 const KALOS: &[&str] = &["--compress", "4", "--whole-nodes", "--nodes", "128"];
 
 /// What is replayed: the format, words for it, options, and the policies.
-const REPLAYS: [(&str, &str, &[&[&str]], &str); 8] = [
+const REPLAYS: [(&str, &str, &[&[&str]], &str); 7] = [
     ("kalos", "Kalos × 4 on 128 whole nodes, exact limits", &[KALOS], "fifo,greedy,easy,aviflow"),
     ("kalos", "the same, limits 1 to 5 times too long", &[KALOS, &["--limits", "over:1-5"]], "easy,aviflow"),
     ("kalos", "the same, no limits and time sharing", &[KALOS, &["--preemption", "on"]], "aviflow"),
     ("philly", "Philly on 320 nodes", &[&["--nodes", "320"]], "easy,aviflow"),
     ("philly", "Philly on 48 nodes", &[&["--nodes", "48"]], "easy,aviflow"),
-    ("philly", "the same, no limits and time sharing", &[&["--nodes", "48", "--preemption", "on"]], "aviflow"),
     ("lingjun", "jobs that need one leaf or group, on the tree of Lingjun", &[], "fifo,greedy,easy,aviflow"),
     ("lingjun", "the same, limits 1 to 5 times too long", &[&["--limits", "over:1-5"]], "easy,aviflow"),
 ];

@@ -187,6 +187,9 @@ impl Ratios {
     }
 }
 
+/// What the p90 is above what was seen, in 256ths of a doubling: who waits yet, and is late, was not seen.
+const MARGIN: i64 = 32;
+
 impl Calibration {
     /// The class of a forecast: the size of the job, and the magnitude of the wait.
     #[must_use]
@@ -226,7 +229,7 @@ impl Calibration {
         mix.iter_mut().zip(prior).for_each(|(m, p)| *m += p * doubt);
         let p50 = quantile(&mix, 450);
         // Less than half a class above the median is not told apart from it.
-        let p90 = (quantile(&mix, 900) + self.offset).max(p50 + 16);
+        let p90 = (quantile(&mix, 900) + MARGIN + self.offset).max(p50 + 16);
         let at = |e: i64| {
             let ms = fixed::scale_256(u64::try_from(base.0).unwrap_or(0) + FLOOR, e).saturating_sub(FLOOR);
             Span(i64::try_from(ms).unwrap_or(i64::MAX >> 2))

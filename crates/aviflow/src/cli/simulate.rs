@@ -53,7 +53,7 @@ pub struct SimulateArgs {
     #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = factor)]
     pub compress: f64,
 
-    /// The queues of the policy aviflow, as JSON [default: the trace's queues, without quotas]
+    /// The queues of the policy aviflow, the documents that are applied, or a list as JSON [default: the trace's queues, without quotas]
     #[arg(long, value_name = "FILE")]
     pub queues: Option<PathBuf>,
 

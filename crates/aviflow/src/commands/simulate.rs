@@ -4,6 +4,10 @@ use crate::cli::{Preemption, SimulateArgs, TraceFormat};
 use crate::error::{Failure, Result, While};
 use crate::output::{Output, note, print};
 use crate::render::simulate as render;
+use crate::render::style::Style;
+use crate::submit::draw;
+use aviflow_api::admin::{self, AdminDocument, ParsedAdmin, to_queue};
+use aviflow_api::file::Priorities;
 use aviflow_core::model::Queue;
 use aviflow_replay::{Cluster, Error, Limits, Policy, Scenario, Topology, Trace, generate, perturb, queues};
 use std::collections::BTreeSet;
@@ -109,7 +113,20 @@ fn given_queues(args: &SimulateArgs) -> Result<Vec<Queue>> {
     let name = file.display().to_string();
     let text = std::fs::read_to_string(file)
         .map_err(|e| failure(Error::Unreadable { file: name.clone(), reason: e.to_string() }))?;
-    queues::from_json(&name, &text).map_err(failure)
+    if text.trim_start().starts_with('[') {
+        return queues::from_json(&name, &text).map_err(failure);
+    }
+    // Documents as they are applied.
+    let priorities = Priorities::default();
+    let read = admin::parse_admin(&name, text.as_bytes(), &priorities)
+        .map_err(|(sources, problems)| Failure::document(draw(&problems, &sources, Style::plain())))?;
+    let queue = |parsed: &ParsedAdmin| match &parsed.document {
+        AdminDocument::Queue(spec) => Some(to_queue(spec, &priorities)),
+        AdminDocument::Pool(_) | AdminDocument::Policy(_) => None,
+    };
+    let given: Vec<Queue> = read.documents.iter().filter_map(queue).collect();
+    queues::check(&name, &given).map_err(failure)?;
+    Ok(given)
 }
 
 fn failure(error: Error) -> Failure {

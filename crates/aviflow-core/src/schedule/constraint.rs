@@ -226,9 +226,7 @@ fn promised<'p>(pass: &'p Pass<'_>, ask: &Ask<'_>, segment: usize, level: usize)
         }
         let owner = promise.owner.as_ref().filter(|o| o.gpu_type == s.gpu_type && !promise.yields_to(pass, ask));
         if let Some(owner) = owner {
-            for above in &pass.quotas.branches[owner.queue].path {
-                *beside.entry(*above).or_insert(0) += owner.gpus;
-            }
+            pass.quotas.add(&mut beside, owner.queue, owner.gpus);
         }
         let quota = pass.quotas.short_beside(ask.queue, s.gpu_type, class.gpus(), class.preemptible, &beside);
         let mut view = Cow::Borrowed(&pass.views[i + 1]);

@@ -268,14 +268,9 @@ impl<'a> Pass<'a> {
             }
             let mode = usize::from(self.insists(waiter));
             let class = waiter.class as usize;
-            if self.reserved[class] && self.blocked[class][mode].is_some_and(|shortest| self.end(waiter) >= shortest) {
-                self.wait(id, waiter);
-                if let Some(until) = waiter.not_before {
-                    self.wake(until);
-                }
-                continue;
-            }
-            if self.is_hopeless(waiter, mode) {
+            let blocked = |shortest| self.end(waiter) >= shortest;
+            let known = self.reserved[class] && self.blocked[class][mode].is_some_and(blocked);
+            if known || self.is_hopeless(waiter, mode) {
                 self.wait(id, waiter);
                 if let Some(until) = waiter.not_before {
                     self.wake(until);
@@ -439,9 +434,7 @@ impl<'a> Pass<'a> {
         let mut promised = BTreeMap::new();
         for promise in self.promises.iter().filter(|p| p.start < ask.end && !p.yields_to(self, ask)) {
             let Some(owner) = promise.owner.as_ref().filter(|o| o.gpu_type == t) else { continue };
-            for above in &self.quotas.branches[owner.queue].path {
-                *promised.entry(*above).or_insert(0) += owner.gpus;
-            }
+            self.quotas.add(&mut promised, owner.queue, owner.gpus);
         }
         promised
     }

@@ -132,10 +132,14 @@ struct Found {
 /// Promises the job GPUs that others give up for it, if it has a right to any that help.
 /// Tells where, and whether it must wait for them.
 pub(super) fn claim(pass: &mut Pass<'_>, ask: &Ask<'_>) -> Option<(usize, Placement, bool)> {
-    if !pass.snapshot.policy.preemption || ask.sharing.is_none() && !may_take(pass, ask.queue, ask.class_id) {
+    if !pass.snapshot.policy.preemption {
         return None;
     }
-    let Found { segment, placement, victims, .. } = find(pass, ask)?;
+    let by_right = may_take(pass, ask.queue, ask.class_id);
+    if !by_right && ask.sharing.is_none() {
+        return None;
+    }
+    let Found { segment, placement, victims, .. } = find(pass, ask, by_right)?;
     let (undone, victims): (Vec<Candidate>, Vec<Candidate>) =
         victims.into_iter().partition(|v| pass.started.contains_key(&v.job));
     undone.iter().for_each(|v| claims::undo(pass, v.job));
@@ -166,11 +170,12 @@ pub(super) fn claim(pass: &mut Pass<'_>, ask: &Ask<'_>) -> Option<(usize, Placem
     Some((segment, placement, true))
 }
 
-/// The cheapest of the segments that the job likes equally well, in the order of its preferences.
-fn find(pass: &mut Pass<'_>, ask: &Ask<'_>) -> Option<Found> {
+/// The cheapest of the segments that the job likes equally well, in the order of its preferences: by right, if it
+/// has any, or as its turn.
+fn find(pass: &mut Pass<'_>, ask: &Ask<'_>, by_right: bool) -> Option<Found> {
     let segments = pass.segments(ask).to_vec();
     // Cheaper than to look at everybody who might be asked.
-    let enough = segments.iter().any(|s| enough_leaves(pass, ask, *s));
+    let searches = by_right && !segments.iter().any(|s| enough_leaves(pass, ask, *s));
     let types: Vec<usize> = segments.iter().map(|s| pass.grid.segments[*s].gpu_type).collect();
     let mut from = 0;
     while from < segments.len() {
@@ -178,7 +183,7 @@ fn find(pass: &mut Pass<'_>, ask: &Ask<'_>) -> Option<Found> {
         let to = from + types[from..].iter().take_while(alike).count();
         let mut best: Option<Found> = None;
         for s in &segments[from..to] {
-            if !enough
+            if searches
                 && let Some(found) = search(pass, ask, *s)
                 && best.as_ref().is_none_or(|b| found.price < b.price)
             {
@@ -375,9 +380,7 @@ pub(super) fn add<'c>(pass: &Pass<'_>, view: &mut View, candidates: impl Iterato
 pub(super) fn given<'c>(pass: &Pass<'_>, candidates: impl Iterator<Item = &'c Candidate>) -> BTreeMap<usize, u32> {
     let mut given = BTreeMap::new();
     for candidate in candidates {
-        for above in &pass.quotas.branches[candidate.queue].path {
-            *given.entry(*above).or_insert(0) += candidate.gpus;
-        }
+        pass.quotas.add(&mut given, candidate.queue, candidate.gpus);
     }
     given
 }

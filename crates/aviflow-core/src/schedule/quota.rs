@@ -281,6 +281,13 @@ impl Quotas {
             .or_else(|| self.short_kept(queue, t, gpus, &|q| self.staying(q, t)))
     }
 
+    /// Adds GPUs to a queue and to all above it.
+    pub(super) fn add(&self, to: &mut BTreeMap<usize, u32>, queue: usize, gpus: u32) {
+        for above in &self.branches[queue].path {
+            *to.entry(*above).or_insert(0) += gpus;
+        }
+    }
+
     /// What would keep it once everything that leaves is gone, and `given` by queue beside.
     pub(super) fn short_after(
         &self,

@@ -46,10 +46,15 @@ pub fn run(write: bool) -> Result<u8> {
     figures.extend(small_jobs(&binary, &folder.join("small"))?);
     figures.extend(many_jobs(&binary, &folder.join("many"))?);
     let table = table(&figures)?;
+    finish(&table, MARKS, write)
+}
+
+/// Prints a table; with `write`, puts it between its marks.
+fn finish(table: &str, marks: [&str; 2], write: bool) -> Result<u8> {
     println!("\n{table}");
     if write {
         let page = std::fs::read_to_string(PAGE).with_context(|| PAGE.to_owned())?;
-        std::fs::write(PAGE, replaced(&page, &table, MARKS)?)?;
+        std::fs::write(PAGE, replaced(&page, table, marks)?)?;
         println!("wrote {PAGE}");
     }
     Ok(0)

@@ -1,12 +1,10 @@
 //! `cargo xtask bench plan`: what a plan costs, and how that grows with nodes, waiting jobs and queues.
 
-use super::{machine, replaced};
+use super::{finish, machine};
 use crate::proc::{capture, cargo};
 use anyhow::{Context as _, Result};
 use serde_json::Value;
 
-/// Where the figures are written.
-const PAGE: &str = "docs/performance.md";
 /// The lines around the table.
 const MARKS: [&str; 2] = ["<!-- plans: cargo xtask bench plan --write -->", "<!-- end of plans -->"];
 
@@ -47,11 +45,5 @@ pub fn run(write: bool) -> Result<u8> {
         table += &format!("| {shape} | {} | {} | {target} |\n", ms("empty_ms"), ms("warm_ms"));
     }
     table += &gang;
-    println!("\n{table}");
-    if write {
-        let page = std::fs::read_to_string(PAGE).with_context(|| PAGE.to_owned())?;
-        std::fs::write(PAGE, replaced(&page, &table, MARKS)?)?;
-        println!("wrote {PAGE}");
-    }
-    Ok(0)
+    finish(&table, MARKS, write)
 }

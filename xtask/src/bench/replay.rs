@@ -3,7 +3,7 @@
 //! The traces are those of `../shared/traces` where they are at hand, else generated ones, which
 //! the table then says. Everything is asked of `aviflow simulate --json`, as anybody could.
 
-use super::{machine, replaced};
+use super::{finish, machine};
 use crate::control::{self, Profile};
 use crate::proc::{capture, command};
 use anyhow::{Context as _, Result};
@@ -11,8 +11,6 @@ use serde_json::Value;
 use std::path::Path;
 use std::time::Instant;
 
-/// Where the figures are written.
-const PAGE: &str = "docs/performance.md";
 /// The lines around the tables.
 const MARKS: [&str; 2] = ["<!-- replays: cargo xtask bench replay --write -->", "<!-- end of replays -->"];
 /// How many perturbed traces.
@@ -74,13 +72,7 @@ pub fn run(write: bool) -> Result<u8> {
         };
         out += &format!("| {words} | {} |\n", ["ge128", "n64_127", "n8_63", "lt8", "all"].map(ratio).join(" | "));
     }
-    println!("\n{out}");
-    if write {
-        let page = std::fs::read_to_string(PAGE).with_context(|| PAGE.to_owned())?;
-        std::fs::write(PAGE, replaced(&page, &out, MARKS)?)?;
-        println!("wrote {PAGE}");
-    }
-    Ok(0)
+    finish(&out, MARKS, write)
 }
 
 /// A trace of a format, or its topology, where it is at hand.

@@ -27,7 +27,8 @@ fn trace(app: &App, format: Format, from: i64, to: i64) -> Result<()> {
     let history = app.client()?.history(from, to)?;
     for (n, what) in [(history.unfinished, "not ended yet"), (history.never_ran, "ended without ever running")] {
         if n > 0 {
-            eprintln!("note: left out: {} that {} {what}", count(n, "job"), if n == 1 { "has" } else { "have" });
+            let have = if n == 1 { "has" } else { "have" };
+            output::note(&format!("note: left out: {} that {have} {what}", count(n, "job")));
         }
     }
     let trace = Trace { origin: "history".to_owned(), jobs: history.jobs.iter().map(traced).collect() };

@@ -6,31 +6,29 @@
 
 use crate::environments::{Cancel, Environments, Outcome};
 use crate::hurry::{self, Watch};
-use crate::link::Link;
 use crate::spec::{Share, Site};
-use crate::{LocalConfig, LocalError, LocalHandle, Volumes, devices, link, private_folder, worker};
-use aviflow_agent::protocol::ToAgent;
-use aviflow_core::lifecycle::RankEnd;
-use aviflow_core::model::{Address, EnvironmentHash, JobId, Placement, Term};
+use crate::{LocalConfig, LocalError, LocalHandle, Volumes, devices, private_folder, worker};
+use aviflow_agent::protocol::Ended;
+use aviflow_core::lifecycle::WorkerEvent;
+use aviflow_core::model::{EnvironmentHash, JobId, Placement};
 use aviflow_core::time::Span;
-use aviflow_engine::ports::{Cluster, JobRecord, Observation, Order, Stamped, WorkerEvent};
+use aviflow_engine::ports::{Cluster, JobRecord, Observation, Order, Stamped};
 use aviflow_engine::telemetry::{StreamKey, Telemetry};
+use aviflow_link::Hello;
 use rustix::fs::FlockOperation;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use tokio::sync::watch;
 
-/// Called once an observation is durable.
-pub(crate) type Durable = Box<dyn FnOnce() + Send>;
-
-type Report = Box<dyn Fn(Observation, Option<Durable>) + Send + Sync>;
+/// What threads, connections and handles share.
+pub(crate) type Shared = aviflow_link::Workers<Machine>;
+pub(crate) type Worker = aviflow_link::Worker<Own>;
 
 /// The longest path of a Unix socket, without the zero at its end.
 const SOCKET_PATH: usize = 107;
@@ -43,116 +41,30 @@ pub struct LocalCluster {
     _only: File,
 }
 
-/// What threads, connections and handles share.
-pub(crate) struct Shared {
+/// This machine, as the agents' connections ask for it.
+pub(crate) struct Machine {
     pub(crate) config: LocalConfig,
-    pub(crate) telemetry: Arc<dyn Telemetry>,
-    report: Report,
     pub(crate) environments: Environments,
     pub(crate) volumes: Volumes,
     pub(crate) socket: PathBuf,
     pub(crate) runtime: tokio::runtime::Handle,
     /// Ends builds when the cluster is dropped, and says that it was.
     pub(crate) cancel: Arc<Cancel>,
-    state: Mutex<State>,
-    /// Counts changes of the state, for connections that wait for one.
-    pub(crate) changed: watch::Sender<u64>,
+    building: Mutex<BTreeSet<String>>,
 }
 
+/// What is known here of a worker beside what is told to its agent.
 #[derive(Default)]
-pub(crate) struct State {
-    pub(crate) term: Term,
-    /// Live attempts that were not launched yet since the last `Reconcile`; `None` before the first.
-    pub(crate) awaited: Option<BTreeSet<(JobId, u32)>>,
-    pub(crate) workers: BTreeMap<StreamKey, Worker>,
-    building: BTreeSet<String>,
-    pub(crate) connections: u64,
-}
-
-/// What is known of a worker.
-#[derive(Default)]
-pub(crate) struct Worker {
+pub(crate) struct Own {
     /// The token, once the worker's folder has one.
     pub(crate) token: Option<String>,
-    pub(crate) link: Option<Link>,
-    /// The newest word to start, for a connection to come.
-    pub(crate) start: Option<ToAgent>,
-    /// The newest word to stop; there is no start after it.
-    pub(crate) stop: Option<ToAgent>,
-    /// The epoch whose end is durable.
-    pub(crate) gone: Option<u32>,
-    /// One past the last byte of log, once the worker has ended.
-    pub(crate) log_end: Option<u64>,
-    /// The offset up to which the log is kept.
-    pub(crate) log_have: u64,
-    /// Its attempt is over: what is left is removed.
-    pub(crate) remove: bool,
-    /// Nobody wants it: it is not reported, and told to end.
-    pub(crate) stray: bool,
-    /// Its agent is dead and its end was reported.
-    pub(crate) over: bool,
     /// Sees to it that it ends in time.
     pub(crate) watch: Option<Watch>,
     /// Its agent did not end in time and was killed.
     pub(crate) killed: bool,
 }
 
-impl Worker {
-    pub(crate) fn send(&self, message: ToAgent) {
-        if let Some(link) = &self.link {
-            link.send(message);
-        }
-    }
-
-    /// Lets the agent go where its attempt is over and its log complete.
-    pub(crate) fn release(&self) {
-        if self.remove && self.log_end.is_some_and(|end| end <= self.log_have) {
-            self.send(ToAgent::Release);
-        }
-    }
-}
-
-impl Shared {
-    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
-        // A panic elsewhere leaves no half-made change: every change is one assignment.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Changes a worker, if it is known.
-    pub(crate) fn with<T>(&self, key: StreamKey, change: impl FnOnce(&mut Worker) -> T) -> Option<T> {
-        self.lock().workers.get_mut(&key).map(change)
-    }
-
-    pub(crate) fn report(&self, observation: Observation, durable: Option<Durable>) {
-        if !self.cancel.is_cancelled() {
-            (self.report)(observation, durable);
-        }
-    }
-
-    pub(crate) fn report_worker(
-        &self,
-        key: StreamKey,
-        epoch: u32,
-        ago: Span,
-        event: WorkerEvent,
-        durable: Option<Durable>,
-    ) {
-        let StreamKey { job, attempt, worker } = key;
-        self.report(Observation::Worker { job, attempt, epoch, worker, ago, event }, durable);
-    }
-
-    /// Reports a worker that could not be started, of which no process runs.
-    pub(crate) fn report_not_started(&self, key: StreamKey, reason: &str) {
-        let event = WorkerEvent::LaunchFailed { reason: reason.to_owned() };
-        self.report_worker(key, 0, Span(0), event, None);
-        let event = WorkerEvent::Gone { ranks: BTreeMap::new(), reason: Some(reason.to_owned()), last_step: None };
-        self.report_worker(key, 0, Span(0), event, None);
-    }
-
-    pub(crate) fn report_ready(&self, key: StreamKey, address: Address) {
-        self.report_worker(key, 0, Span(0), WorkerEvent::Ready { address }, None);
-    }
-
+impl Machine {
     pub(crate) fn site(&self) -> Site<'_> {
         Site { config: &self.config, volumes: &self.volumes, environments: &self.environments, socket: &self.socket }
     }
@@ -165,22 +77,36 @@ impl Shared {
         self.workers_folder().join(format!("{}.{}.{}", key.job.0, key.attempt, key.worker))
     }
 
-    /// Wakes connections that wait for a worker to become known.
-    pub(crate) fn notify(&self) {
-        self.changed.send_modify(|n| *n += 1);
+    fn building(&self) -> std::sync::MutexGuard<'_, BTreeSet<String>> {
+        // Whoever panicked left a whole set.
+        self.building.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// How the protocol's rank ends read in the core.
-pub(crate) fn rank_ends(ranks: BTreeMap<u32, aviflow_agent::protocol::RankEnd>) -> BTreeMap<u32, RankEnd> {
-    let convert = |end: aviflow_agent::protocol::RankEnd| RankEnd {
-        code: end.code,
-        signal: end.signal,
-        stopping: end.stopping,
-        before: Span(i64::try_from(end.before_ms).unwrap_or(i64::MAX)),
-        last_lines: end.last_lines,
-    };
-    ranks.into_iter().map(|(rank, end)| (rank, convert(end))).collect()
+impl aviflow_link::Site for Machine {
+    type Own = Own;
+    type Proof = String;
+
+    async fn prove(&self, hello: &Hello) -> Option<String> {
+        Some(hello.token.clone())
+    }
+
+    fn is(&self, worker: &Own, token: &String) -> Option<bool> {
+        Some(same(worker.token.as_ref()?, token))
+    }
+
+    fn ended(&self, key: StreamKey) -> std::io::Result<Option<Ended>> {
+        aviflow_agent::find_ended(&self.worker_folder(key))
+    }
+
+    fn named(&self, job: JobId, path: &str) -> String {
+        self.volumes.named(job, path)
+    }
+}
+
+/// Compares in a time that does not depend on where the texts differ.
+fn same(a: &str, b: &str) -> bool {
+    a.len() == b.len() && a.bytes().zip(b.bytes()).fold(0, |differ, (a, b)| differ | (a ^ b)) == 0
 }
 
 impl LocalCluster {
@@ -194,7 +120,7 @@ impl LocalCluster {
     pub fn start(
         config: LocalConfig,
         telemetry: Arc<dyn Telemetry>,
-        report: impl Fn(Observation, Option<Box<dyn FnOnce() + Send>>) + Send + Sync + 'static,
+        report: impl Fn(Observation, Option<aviflow_link::Durable>) + Send + Sync + 'static,
         runtime: tokio::runtime::Handle,
     ) -> Result<LocalCluster, LocalError> {
         devices::check(&config.nodes)?;
@@ -218,20 +144,18 @@ impl LocalCluster {
             let _context = runtime.enter();
             tokio::net::UnixListener::from_std(listener).map_err(LocalError::io(&socket))?
         };
-        let shared = Arc::new(Shared {
+        let machine = Machine {
             volumes: Volumes::new(&home),
             environments,
             config,
-            telemetry,
-            report: Box::new(report),
             socket,
             runtime: runtime.clone(),
             cancel,
-            state: Mutex::default(),
-            changed: watch::Sender::new(0),
-        });
-        let listening = runtime.spawn(link::listen(shared.clone(), listener)).abort_handle();
-        for node in devices::seen(&shared.config) {
+            building: Mutex::default(),
+        };
+        let shared = Arc::new(Shared::new(machine, telemetry, Box::new(report)));
+        let listening = runtime.spawn(aviflow_link::listen(shared.clone(), listener)).abort_handle();
+        for node in devices::seen(&shared.site.config) {
             shared.report(node, None);
         }
         Ok(LocalCluster { shared, listening, _only: only })
@@ -248,7 +172,7 @@ impl LocalCluster {
         for (worker, (_, slots)) in (0..workers).zip(&placement.0) {
             let key = StreamKey { job: record.id, attempt, worker };
             let node = nodes.get(worker as usize).cloned().unwrap_or_default();
-            let here = self.shared.config.nodes.iter().any(|n| n.name == node);
+            let here = self.shared.site.config.nodes.iter().any(|n| n.name == node);
             {
                 let mut state = self.shared.lock();
                 if let Some(known) = state.workers.get_mut(&key) {
@@ -257,12 +181,12 @@ impl LocalCluster {
                     }
                     // Said again, as the report of its end may have been lost.
                     known.over = false;
-                } else if here || self.shared.worker_folder(key).exists() {
+                } else if here || self.shared.site.worker_folder(key).exists() {
                     state.workers.insert(key, Worker::default());
                 } else {
                     drop(state);
                     // Nothing was ever started for it, so nothing of it can run.
-                    let names: Vec<&str> = self.shared.config.nodes.iter().map(|n| n.name.as_str()).collect();
+                    let names: Vec<&str> = self.shared.site.config.nodes.iter().map(|n| n.name.as_str()).collect();
                     let reason =
                         format!("node `{node}` is not part of this machine any more (it has {})", names.join(", "));
                     self.shared.report_worker(key, 0, Span(0), WorkerEvent::Lost { reason }, None);
@@ -272,24 +196,14 @@ impl LocalCluster {
             let share = Share { attempt, worker, workers, node, slots: slots.iter().collect() };
             worker::start(&self.shared, key, record.clone(), share);
         }
-        if let Some(awaited) = &mut self.shared.lock().awaited {
-            awaited.remove(&(record.id, attempt));
-        }
-    }
-
-    fn tell(&self, job: JobId, attempt: u32, mut tell: impl FnMut(StreamKey, &mut Worker)) {
-        for (key, worker) in of_attempt(&mut self.shared.lock(), job, attempt) {
-            tell(*key, worker);
-        }
+        self.shared.settled(record.id, attempt);
     }
 
     fn remove(&self, job: JobId, attempt: u32) {
+        self.shared.settled(job, attempt);
         let mut state = self.shared.lock();
-        if let Some(awaited) = &mut state.awaited {
-            awaited.remove(&(job, attempt));
-        }
         let mut over = Vec::new();
-        for (key, worker) in of_attempt(&mut state, job, attempt) {
+        for (key, worker) in state.of_attempt(job, attempt) {
             worker.remove = true;
             worker.release();
             if worker.over {
@@ -303,29 +217,7 @@ impl LocalCluster {
     }
 
     fn reconcile(&self, live: &[(JobId, u32)]) {
-        let live: BTreeSet<(JobId, u32)> = live.iter().copied().collect();
-        let wanted = |key: &StreamKey| live.contains(&(key.job, key.attempt));
-        let on_disk = worker::on_disk(&self.shared);
-        let mut state = self.shared.lock();
-        let launched: BTreeSet<(JobId, u32)> = state.workers.keys().map(|k| (k.job, k.attempt)).collect();
-        for worker in state.workers.values_mut() {
-            // What was said to an earlier term may be lost: agents connect
-            // again and repeat it, and are told anew what to do.
-            worker.link = None;
-            worker.start = None;
-            worker.stop = None;
-        }
-        let known: Vec<StreamKey> = state.workers.keys().filter(|k| !wanted(k)).copied().collect();
-        let new: Vec<StreamKey> =
-            on_disk.into_iter().filter(|k| !wanted(k) && !state.workers.contains_key(k)).collect();
-        for key in known.iter().chain(&new) {
-            let worker = state.workers.entry(*key).or_default();
-            worker.remove = true;
-            worker.stray = true;
-        }
-        // Last: from now on an agent whose worker is not known is told to go.
-        state.awaited = Some(live.difference(&launched).copied().collect());
-        drop(state);
+        let (known, new) = self.shared.reconcile(live, worker::on_disk(&self.shared));
         for key in known {
             worker::leave(&self.shared, key);
         }
@@ -337,19 +229,19 @@ impl LocalCluster {
     fn prepare(&self, record: &Arc<JobRecord>) {
         let Some(environment) = record.provenance.environment.clone() else { return };
         let hash = EnvironmentHash(environment.hash.clone());
-        if self.shared.environments.find(&environment.hash).is_some() {
+        if self.shared.site.environments.find(&environment.hash).is_some() {
             self.shared.report(Observation::EnvironmentReady { hash }, None);
             return;
         }
-        if !self.shared.lock().building.insert(environment.hash.clone()) {
+        if !self.shared.site.building().insert(environment.hash.clone()) {
             return;
         }
         let shared = self.shared.clone();
         let failed = hash.clone();
         let build = move || {
             let progress = |p| shared.telemetry.build(p);
-            let result = shared.environments.build(&environment, &shared.cancel, &progress);
-            shared.lock().building.remove(&environment.hash);
+            let result = shared.site.environments.build(&environment, &shared.site.cancel, &progress);
+            shared.site.building().remove(&environment.hash);
             shared.report(
                 match result {
                     Ok(Outcome::Built | Outcome::Found) => Observation::EnvironmentReady { hash },
@@ -359,60 +251,33 @@ impl LocalCluster {
             );
         };
         if let Err(e) = std::thread::Builder::new().name("environment".to_owned()).spawn(build) {
-            self.shared.lock().building.remove(&failed.0);
+            self.shared.site.building().remove(&failed.0);
             let reason = format!("the environment's build could not be started: {e}");
             self.shared.report(Observation::EnvironmentFailed { hash: failed, reason }, None);
         }
     }
 }
 
-fn of_attempt(state: &mut State, job: JobId, attempt: u32) -> impl Iterator<Item = (&StreamKey, &mut Worker)> {
-    let key = |worker| StreamKey { job, attempt, worker };
-    state.workers.range_mut(key(0)..=key(u32::MAX))
-}
-
 impl Cluster for LocalCluster {
     fn apply(&mut self, orders: &[Stamped]) {
         for Stamped { term, order, .. } in orders {
-            {
-                let mut state = self.shared.lock();
-                if *term < state.term {
-                    continue;
-                }
-                state.term = *term;
+            if !self.shared.obeys(*term) {
+                continue;
             }
-            let term = term.0;
             match order {
                 Order::Reconcile { live } => self.reconcile(live),
                 Order::Prepare { record } => self.prepare(record),
                 Order::Launch { record, attempt, placement, nodes } => self.launch(record, *attempt, placement, nodes),
-                Order::Confirm { job, attempt, epoch, rank0, best_step } => self.tell(*job, *attempt, |_, worker| {
-                    if worker.stop.is_some() {
-                        return;
-                    }
-                    if worker.gone.is_some_and(|gone| gone < *epoch) {
-                        // Another epoch begins: the end that was reported was not the last.
-                        worker.gone = None;
-                        worker.log_end = None;
-                    }
-                    let start = ToAgent::Start {
-                        term,
-                        epoch: *epoch,
-                        master_host: rank0.host.clone(),
-                        master_port: rank0.port,
-                        best_step: *best_step,
-                    };
-                    worker.send(start.clone());
-                    worker.start = Some(start);
-                }),
-                Order::Stop { job, attempt, grace, reason } => self.tell(*job, *attempt, |key, worker| {
-                    let grace_ms = u64::try_from(grace.0).unwrap_or(0);
-                    let stop = ToAgent::Stop { term, grace_ms, reason: reason.clone() };
-                    worker.send(stop.clone());
-                    worker.stop = Some(stop);
-                    let slack = u64::try_from(self.shared.config.stop_slack.0).unwrap_or(0);
-                    hurry::watch(&self.shared, key, worker, Duration::from_millis(grace_ms.saturating_add(slack)));
-                }),
+                Order::Confirm { job, attempt, epoch, rank0, best_step } => {
+                    self.shared.start(*term, *job, *attempt, *epoch, rank0, *best_step);
+                }
+                Order::Stop { job, attempt, grace, reason } => {
+                    let slack = self.shared.site.config.stop_slack;
+                    let within = u64::try_from((*grace + slack).0).unwrap_or(0);
+                    self.shared.stop(*term, (*job, *attempt), *grace, reason, |key, worker| {
+                        hurry::watch(&self.shared, key, worker, Duration::from_millis(within));
+                    });
+                }
                 Order::Remove { job, attempt } => self.remove(*job, *attempt),
             }
         }
@@ -422,11 +287,11 @@ impl Cluster for LocalCluster {
 
 impl Drop for LocalCluster {
     fn drop(&mut self) {
-        self.shared.cancel.cancel();
+        self.shared.site.cancel.cancel();
         self.listening.abort();
+        self.shared.close();
         for worker in self.shared.lock().workers.values_mut() {
-            worker.link = None;
-            worker.watch = None;
+            worker.own.watch = None;
         }
     }
 }
@@ -471,4 +336,15 @@ fn listen(path: &Path) -> std::io::Result<UnixListener> {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
     listener.set_nonblocking(true)?;
     Ok(listener)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_are_compared_as_a_whole() {
+        assert!(same("abc", "abc"));
+        assert!(!same("abc", "abd") && !same("abc", "ab") && !same("", "a"));
+    }
 }

@@ -36,11 +36,11 @@ impl Drop for Watch {
 /// Watches a worker, unless it is watched for an earlier time already.
 pub(crate) fn watch(shared: &Arc<Shared>, key: StreamKey, worker: &mut Worker, grace: Duration) {
     let Some(at) = Instant::now().checked_add(grace) else { return };
-    if worker.over || worker.watch.as_ref().is_some_and(|watch| watch.at <= at) {
+    if worker.over || worker.own.watch.as_ref().is_some_and(|watch| watch.at <= at) {
         return;
     }
-    let task = shared.runtime.spawn(hurry(Arc::downgrade(shared), key, at)).abort_handle();
-    worker.watch = Some(Watch { at, task });
+    let task = shared.site.runtime.spawn(hurry(Arc::downgrade(shared), key, at)).abort_handle();
+    worker.own.watch = Some(Watch { at, task });
 }
 
 async fn hurry(shared: Weak<Shared>, key: StreamKey, mut at: Instant) {
@@ -48,7 +48,7 @@ async fn hurry(shared: Weak<Shared>, key: StreamKey, mut at: Instant) {
     loop {
         tokio::time::sleep_until(at).await;
         let Some(shared) = shared.upgrade() else { return };
-        let folder = shared.worker_folder(key);
+        let folder = shared.site.worker_folder(key);
         // What cannot be read may be there.
         let written = !matches!(find_ended(&folder), Ok(None));
         let Some((stray, said, known)) = shared.with(key, |w| (w.stray, w.gone.is_some(), w.log_end.is_some())) else {
@@ -63,7 +63,7 @@ async fn hurry(shared: Weak<Shared>, key: StreamKey, mut at: Instant) {
             continue;
         }
         if kill(&folder) {
-            shared.with(key, |worker| worker.killed = true);
+            shared.with(key, |worker| worker.own.killed = true);
         }
         at = Instant::now() + AGAIN;
     }

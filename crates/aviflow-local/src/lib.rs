@@ -37,7 +37,6 @@ mod devices;
 pub mod environments;
 mod handle;
 mod hurry;
-mod link;
 mod spec;
 mod volumes;
 mod worker;
@@ -140,12 +139,6 @@ impl LocalError {
 /// Whether a text may be one component of a path: no separator, nothing that leads elsewhere.
 pub(crate) fn plain_component(text: &str) -> bool {
     !text.is_empty() && text != "." && text != ".." && !text.contains(['/', '\0'])
-}
-
-/// The wall clock in whole milliseconds since the Unix epoch.
-pub(crate) fn unix_ms() -> i64 {
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }
 
 /// A folder that only this user may enter, with its parents.

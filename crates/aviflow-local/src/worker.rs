@@ -10,10 +10,10 @@
 //! is reported only after no process with the worker's mark is left; a folder is
 //! removed only after that.
 
-use crate::cluster::{Shared, rank_ends};
+use crate::cluster::Shared;
 use crate::hurry::{self, ENDED_GRACE};
 use crate::spec::{self, Share};
-use crate::{archive, code, private_folder, unix_ms};
+use crate::{archive, code, private_folder};
 use aviflow_agent::protocol::{Ended, LOG_CHUNK, WorkerSpec, files};
 use aviflow_agent::spool::{Folder, Spool};
 use aviflow_agent::{GUARDIAN_LOST, find_ended};
@@ -23,6 +23,8 @@ use aviflow_core::model::JobId;
 use aviflow_core::time::Span;
 use aviflow_engine::ports::JobRecord;
 use aviflow_engine::telemetry::StreamKey;
+use aviflow_link::roster::rank_ends;
+use aviflow_link::unix_ms;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
@@ -67,13 +69,13 @@ pub(crate) fn start(shared: &Arc<Shared>, key: StreamKey, record: Arc<JobRecord>
 
 /// Ends and removes a worker that nobody wants any more, and that is marked so.
 pub(crate) fn leave(shared: &Arc<Shared>, key: StreamKey) {
-    let ended = shared.worker_folder(key).join(files::ENDED).exists();
+    let ended = shared.site.worker_folder(key).join(files::ENDED).exists();
     let grace = if ended { ENDED_GRACE } else { STRAY_GRACE };
     let over = {
         let mut state = shared.lock();
         let Some(worker) = state.workers.get_mut(&key) else { return };
         // A stop may have left it more time.
-        worker.watch = None;
+        worker.own.watch = None;
         hurry::watch(shared, key, worker, grace);
         let over = worker.over;
         if over {
@@ -109,7 +111,7 @@ pub(crate) fn on_disk(shared: &Shared) -> Vec<StreamKey> {
         };
         parts.next().is_none().then_some(key)
     };
-    let folder = shared.workers_folder();
+    let folder = shared.site.workers_folder();
     let list = || fs::read_dir(&folder)?.map(|e| Ok(e?.file_name())).collect::<io::Result<Vec<_>>>();
     let names = patiently(shared, &folder, || if_there(list())).flatten().unwrap_or_default();
     let mut keys: Vec<StreamKey> = names.iter().filter_map(|name| parse(name.to_str()?)).collect();
@@ -138,9 +140,9 @@ fn thread(
 
 fn life(weak: &Weak<Shared>, key: StreamKey, begin: impl FnOnce(&Shared, &Path) -> Result<Begun, String>) {
     let Some(shared) = weak.upgrade() else { return };
-    let folder = shared.worker_folder(key);
+    let folder = shared.site.worker_folder(key);
     let begun = begin(&shared, &folder);
-    if shared.cancel.is_cancelled() && begun.is_err() {
+    if shared.site.cancel.is_cancelled() && begun.is_err() {
         return;
     }
     let (lock, child, watched) = match begun {
@@ -172,7 +174,7 @@ fn life(weak: &Weak<Shared>, key: StreamKey, begin: impl FnOnce(&Shared, &Path) 
         }
         wait_for(&guardian);
     }
-    if let Some(shared) = weak.upgrade().filter(|s| !s.cancel.is_cancelled()) {
+    if let Some(shared) = weak.upgrade().filter(|s| !s.site.cancel.is_cancelled()) {
         finish(&shared, key, &folder, child, watched);
     }
 }
@@ -195,7 +197,7 @@ fn patiently<T>(shared: &Shared, path: &Path, mut attempt: impl FnMut() -> io::R
     loop {
         match attempt() {
             Ok(done) => return Some(done),
-            Err(_) if shared.cancel.is_cancelled() => return None,
+            Err(_) if shared.site.cancel.is_cancelled() => return None,
             Err(e) if !said => {
                 said = true;
                 let path = path.display();
@@ -247,7 +249,7 @@ fn begin(shared: &Shared, key: StreamKey, folder: &Path, what: Option<(&JobRecor
     let token = token().map_err(|e| format!("there are no random numbers for a token: {e}"))?;
     let cwd = lay_out(shared, record, folder)?;
     let hash = found_hash(record, &cwd)?;
-    let mut spec = spec::worker_spec(&shared.site(), record, share, cwd, token.clone())?;
+    let mut spec = spec::worker_spec(&shared.site.site(), record, share, cwd, token.clone())?;
     // Worker 0 speaks for all, unless one found something else than what was submitted.
     if share.worker == 0 || hash != job_hash(&record.spec, &record.provenance) {
         spec.facts.insert(HASH_FACT.to_owned(), hash);
@@ -272,7 +274,7 @@ fn ended(shared: &Shared, folder: &Path) -> Option<Option<Ended>> {
 fn meet(shared: &Shared, key: StreamKey, folder: &Path, token: String) {
     let log_end = ended(shared, folder).flatten().map(|e| e.log_end);
     shared.with(key, |worker| {
-        worker.token = Some(token);
+        worker.own.token = Some(token);
         worker.log_end = log_end;
     });
     shared.notify();
@@ -289,7 +291,7 @@ fn lay_out(shared: &Shared, record: &JobRecord, folder: &Path) -> Result<PathBuf
             }
             _ => {}
         }
-        let archive = (shared.config.objects)(&snapshot.sha256).map_err(|e| {
+        let archive = (shared.site.config.objects)(&snapshot.sha256).map_err(|e| {
             format!("the code snapshot {} is not in the store: {e}; submit the job again", snapshot.sha256)
         })?;
         code::unpack(&archive, &code_folder)?;
@@ -329,7 +331,7 @@ fn token() -> io::Result<String> {
 }
 
 fn spawn(shared: &Shared, folder: &Path, lock: File) -> Result<Child, String> {
-    let agent = &shared.config.agent;
+    let agent = &shared.site.config.agent;
     let program = Path::new(&agent[0]);
     let failed = |e: io::Error| format!("the agent {} cannot be started: {e}", program.display());
     if program.components().count() > 1 {
@@ -400,7 +402,7 @@ fn finish(shared: &Arc<Shared>, key: StreamKey, folder: &Path, child: Option<Chi
             }
             None => {
                 let ago = if watched { Span(0) } else { silent_for(folder) };
-                let killed = shared.with(key, |worker| worker.killed).unwrap_or(false);
+                let killed = shared.with(key, |worker| worker.own.killed).unwrap_or(false);
                 let why = if killed { "was told to stop, did not end in time and " } else { "" };
                 let reason = format!("its agent {why}{}", last_words(folder, exit));
                 shared.report_worker(key, 0, ago, WorkerEvent::Lost { reason }, None);
@@ -417,7 +419,7 @@ fn over(shared: &Arc<Shared>, key: StreamKey) {
         let remove = state.workers.get_mut(&key).is_some_and(|worker| {
             worker.over = true;
             worker.link = None;
-            worker.watch = None;
+            worker.own.watch = None;
             worker.remove
         });
         if remove {
@@ -432,7 +434,7 @@ fn over(shared: &Arc<Shared>, key: StreamKey) {
 
 /// Removes the folder of a dead worker. What fails is found again by the next reconciliation.
 fn clear(shared: &Shared, key: StreamKey) {
-    let folder = shared.worker_folder(key);
+    let folder = shared.site.worker_folder(key);
     if keep_log(shared, key, &folder).is_ok() {
         let _ = fs::remove_dir_all(folder);
     }

@@ -5,14 +5,15 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 
 /// What each crate may depend on of this workspace: the arrows of the architecture.
-const ARROWS: [(&str, &[&str]); 10] = [
+const ARROWS: [(&str, &[&str]); 11] = [
     ("aviflow-core", &[]),
     ("aviflow-replay", &["aviflow-core"]),
     ("aviflow-agent", &[]),
     ("aviflow-api", &["aviflow-core"]),
     ("aviflow-engine", &["aviflow-core", "aviflow-api"]),
     ("aviflow-store", &["aviflow-core", "aviflow-api", "aviflow-engine"]),
-    ("aviflow-local", &["aviflow-core", "aviflow-api", "aviflow-engine", "aviflow-agent"]),
+    ("aviflow-link", &["aviflow-core", "aviflow-engine", "aviflow-agent"]),
+    ("aviflow-local", &["aviflow-core", "aviflow-api", "aviflow-engine", "aviflow-agent", "aviflow-link"]),
     // The server reads the store, and never writes it: ended jobs are in no snapshot.
     ("aviflow-server", &["aviflow-core", "aviflow-api", "aviflow-engine", "aviflow-store"]),
     (

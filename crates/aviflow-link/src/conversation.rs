@@ -1,26 +1,25 @@
 //! The agents' connections.
 //!
-//! A connection begins with a `Hello` whose token must be the one written for
-//! that worker; it is answered once it is clear whether the worker is known.
-//! Events are handed on and acknowledged up to the first that is not durable.
-//! Log goes to the keeper of logs by a task of its own, so that a full disk
-//! holds up no event.
+//! A connection begins with a `Hello` whose proof must be that of the worker; it is answered once it
+//! is clear whether the worker is known. Events are handed on and acknowledged up to the first that
+//! is not durable. Log goes to the keeper of logs by a task of its own, so that a full disk holds up
+//! no event.
 
-use crate::cluster::{Durable, Shared, Worker, rank_ends};
+use crate::exec::Execs;
+use crate::roster::{Durable, Hello, Link, Sender, Site, Worker, Workers, rank_ends};
 use crate::unix_ms;
-use aviflow_agent::protocol::{self, Event, ExecOutput, FromAgent, MAX_LINE, PROTOCOL, ToAgent, wire};
+use aviflow_agent::protocol::{self, Event, FromAgent, MAX_LINE, ToAgent, wire};
 use aviflow_core::lifecycle::WorkerEvent;
-use aviflow_core::model::{Address, JobId};
 use aviflow_core::time::{Span, Time};
 use aviflow_engine::telemetry::{Point, StreamKey};
 use std::collections::{BTreeMap, BTreeSet};
+use std::future::Future;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
-use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::net::{UnixListener, UnixStream};
+use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader, ReadHalf, WriteHalf};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -37,37 +36,48 @@ const LOG_PAUSE: Duration = Duration::from_secs(1);
 /// Pieces of log that wait for the disk.
 const LOG_QUEUE: usize = 32;
 
-/// Bytes of a command's output that wait for their reader.
-const EXEC_QUEUE: usize = 64 << 20;
+/// How often an agent across a network is asked whether it is still there.
+const PING: Duration = Duration::from_secs(5);
 
-/// Messages to an agent, in order.
-pub(crate) type Sender = mpsc::UnboundedSender<ToAgent>;
-
-/// An agent that is connected. Dropping it closes the connection.
-pub(crate) struct Link {
-    id: u64,
-    sender: Sender,
-    pub(crate) pid: u32,
-    pub(crate) since: SystemTime,
-    pub(crate) execs: Arc<Execs>,
-    _open: oneshot::Sender<()>,
+/// Where agents connect.
+pub trait Listener: Send + Sync + 'static {
+    /// A connection.
+    type Stream: AsyncRead + AsyncWrite + Send + Unpin + 'static;
+    /// How often the other end is asked for a sign of life; never on one machine. Of one that gives
+    /// none three times, the connection is closed: a network that was cut says nothing by itself.
+    const PING: Option<Duration>;
+    /// The next connection.
+    fn accept(&self) -> impl Future<Output = io::Result<Self::Stream>> + Send;
 }
 
-impl Link {
-    pub(crate) fn send(&self, message: ToAgent) {
-        // A connection that just ended will come again, and get what counts then.
-        let _ = self.sender.send(message);
+impl Listener for UnixListener {
+    type Stream = UnixStream;
+    const PING: Option<Duration> = None;
+
+    async fn accept(&self) -> io::Result<UnixStream> {
+        Ok(UnixListener::accept(self).await?.0)
+    }
+}
+
+impl Listener for TcpListener {
+    type Stream = TcpStream;
+    const PING: Option<Duration> = Some(PING);
+
+    async fn accept(&self) -> io::Result<TcpStream> {
+        let (stream, _) = TcpListener::accept(self).await?;
+        stream.set_nodelay(true)?;
+        Ok(stream)
     }
 }
 
 /// Accepts connections until the task is aborted, which ends them too.
-pub(crate) async fn listen(shared: Arc<Shared>, listener: UnixListener) {
+pub async fn listen<S: Site, L: Listener>(workers: Arc<Workers<S>>, listener: L) {
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
-                Ok((stream, _)) => {
-                    connections.spawn(serve(shared.clone(), stream));
+                Ok(stream) => {
+                    connections.spawn(serve(workers.clone(), stream, L::PING));
                 }
                 // Too many open files, for example: those that wait stay in the queue.
                 Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
@@ -77,16 +87,20 @@ pub(crate) async fn listen(shared: Arc<Shared>, listener: UnixListener) {
     }
 }
 
-async fn serve(shared: Arc<Shared>, stream: UnixStream) {
-    let (read, write) = stream.into_split();
-    let mut lines = Lines { reader: BufReader::with_capacity(64 << 10, read), line: Vec::new() };
+async fn serve<S: Site, T: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
+    shared: Arc<Workers<S>>,
+    stream: T,
+    ping: Option<Duration>,
+) {
+    let (read, write) = tokio::io::split(stream);
+    let mut lines = Lines::new(read);
     let Ok(Ok(Some(hello))) = timeout(HELLO_LIMIT, lines.next()).await else { return };
     let (sender, receiver) = mpsc::unbounded_channel();
     let mut writer = tokio::spawn(write_all(write, receiver));
     if let Some(hello) = Hello::of(hello) {
         match admit(&shared, &hello, &sender).await {
             Ok(Admitted { id, closed, execs, .. }) => {
-                converse(&shared, hello.key, &mut lines, sender, closed, &execs).await;
+                converse(&shared, hello.key, &mut lines, sender, closed, (&execs, ping)).await;
                 leave(&shared, hello.key, id);
                 execs.end();
             }
@@ -105,41 +119,22 @@ async fn serve(shared: Arc<Shared>, stream: UnixStream) {
     }
 }
 
-struct Hello {
-    key: StreamKey,
-    token: String,
-    pid: u32,
-    address: Address,
-}
-
-impl Hello {
-    fn of(message: FromAgent) -> Option<Hello> {
-        match message {
-            FromAgent::Hello { protocol, job_id, attempt, worker, token, pid, host, port, .. }
-                if protocol + 2 >= PROTOCOL =>
-            {
-                let key = StreamKey { job: JobId(job_id), attempt, worker };
-                Some(Hello { key, token, pid, address: Address { host, port } })
-            }
-            _ => None,
-        }
-    }
-}
-
 enum Refusal {
     Unknown(String),
     Impostor,
 }
 
 /// Welcomes an agent as soon as it is clear whether its attempt lives.
-async fn admit(shared: &Arc<Shared>, hello: &Hello, sender: &Sender) -> Result<Admitted, Refusal> {
+async fn admit<S: Site>(shared: &Arc<Workers<S>>, hello: &Hello, sender: &Sender) -> Result<Admitted, Refusal> {
+    let proof = shared.site.prove(hello).await.ok_or(Refusal::Impostor)?;
     let mut changes = shared.changed.subscribe();
     loop {
         changes.mark_unchanged();
-        if let Some(answer) = try_admit(shared, hello, sender) {
+        if let Some(answer) = try_admit(shared, hello, &proof, sender) {
             let admitted = answer?;
             if admitted.ready {
-                shared.report_ready(hello.key, hello.address.clone());
+                let event = WorkerEvent::Ready { address: hello.address.clone() };
+                shared.report_worker(hello.key, 0, Span(0), event, None);
             }
             return Ok(admitted);
         }
@@ -158,9 +153,14 @@ struct Admitted {
     ready: bool,
 }
 
-fn try_admit(shared: &Arc<Shared>, hello: &Hello, sender: &Sender) -> Option<Result<Admitted, Refusal>> {
+fn try_admit<S: Site>(
+    shared: &Arc<Workers<S>>,
+    hello: &Hello,
+    proof: &S::Proof,
+    sender: &Sender,
+) -> Option<Result<Admitted, Refusal>> {
     let key = hello.key;
-    let ended = match aviflow_agent::find_ended(&shared.worker_folder(key)) {
+    let ended = match shared.site.ended(key) {
         Ok(ended) => ended,
         Err(e) if e.kind() == io::ErrorKind::InvalidData => None,
         // It comes again, and then it may be known whether it has ended.
@@ -176,15 +176,16 @@ fn try_admit(shared: &Arc<Shared>, hello: &Hello, sender: &Sender) -> Option<Res
     let Some(worker) = state.workers.get_mut(&key) else {
         return (!awaited).then(|| Err(Refusal::Unknown("its attempt is over or belongs to another store".to_owned())));
     };
-    let token = worker.token.as_ref()?;
-    if !same(token, &hello.token) {
+    if !shared.site.is(&worker.own, proof)? {
         return Some(Err(Refusal::Impostor));
     }
     if worker.stray && ended.is_none() {
         return Some(Err(Refusal::Unknown("its attempt is over".to_owned())));
     }
     worker.log_have = log_have;
-    worker.log_end = ended.as_ref().map(|e| e.log_end);
+    if let Some(ended) = &ended {
+        worker.log_end = Some(ended.log_end);
+    }
     let _ = sender.send(ToAgent::Welcome { term, log_have });
     let (open, closed) = oneshot::channel();
     let execs = Arc::<Execs>::default();
@@ -203,13 +204,8 @@ fn try_admit(shared: &Arc<Shared>, hello: &Hello, sender: &Sender) -> Option<Res
     Some(Ok(Admitted { id, closed, execs, ready: ended.is_none() }))
 }
 
-/// Compares in a time that does not depend on where the texts differ.
-fn same(a: &str, b: &str) -> bool {
-    a.len() == b.len() && a.bytes().zip(b.bytes()).fold(0, |differ, (a, b)| differ | (a ^ b)) == 0
-}
-
 /// Forgets a connection, unless a newer one has taken its place.
-fn leave(shared: &Shared, key: StreamKey, id: u64) {
+fn leave<S: Site>(shared: &Workers<S>, key: StreamKey, id: u64) {
     shared.with(key, |worker| {
         if worker.link.as_ref().is_some_and(|link| link.id == id) {
             worker.link = None;
@@ -218,19 +214,30 @@ fn leave(shared: &Shared, key: StreamKey, id: u64) {
 }
 
 /// Messages, one a line.
-struct Lines {
-    reader: BufReader<OwnedReadHalf>,
+struct Lines<T> {
+    reader: BufReader<ReadHalf<T>>,
     line: Vec<u8>,
+    /// Whether `line` was handed on.
+    taken: bool,
 }
 
-impl Lines {
-    /// The next message; `None` at the end.
+impl<T: AsyncRead> Lines<T> {
+    fn new(read: ReadHalf<T>) -> Lines<T> {
+        Lines { reader: BufReader::with_capacity(64 << 10, read), line: Vec::new(), taken: false }
+    }
+
+    /// The next message; `None` at the end. It may be dropped before it is ready: what was read of a
+    /// message stays in `line`.
     async fn next(&mut self) -> io::Result<Option<FromAgent>> {
-        self.line.clear();
-        let limit = MAX_LINE as u64 + 1;
-        if (&mut self.reader).take(limit).read_until(b'\n', &mut self.line).await? == 0 {
+        if std::mem::take(&mut self.taken) {
+            self.line.clear();
+        }
+        let limit = (MAX_LINE + 1).saturating_sub(self.line.len()) as u64;
+        let read = (&mut self.reader).take(limit).read_until(b'\n', &mut self.line).await?;
+        if read == 0 && self.line.is_empty() {
             return Ok(None);
         }
+        self.taken = true;
         let invalid = |e: String| io::Error::new(io::ErrorKind::InvalidData, e);
         let line =
             self.line.strip_suffix(b"\n").ok_or_else(|| invalid("a message that is too long or cut off".into()))?;
@@ -238,7 +245,7 @@ impl Lines {
     }
 }
 
-async fn write_all(mut write: OwnedWriteHalf, mut receiver: mpsc::UnboundedReceiver<ToAgent>) {
+async fn write_all<T: AsyncWrite>(mut write: WriteHalf<T>, mut receiver: mpsc::UnboundedReceiver<ToAgent>) {
     let mut batch = Vec::new();
     while let Some(message) = receiver.recv().await {
         batch.extend(wire::line(&message));
@@ -254,25 +261,36 @@ async fn write_all(mut write: OwnedWriteHalf, mut receiver: mpsc::UnboundedRecei
 }
 
 /// Hands on what the agent says until the connection ends or is replaced.
-async fn converse(
-    shared: &Arc<Shared>,
+async fn converse<S: Site, T: AsyncRead>(
+    shared: &Arc<Workers<S>>,
     key: StreamKey,
-    lines: &mut Lines,
+    lines: &mut Lines<T>,
     sender: Sender,
     mut closed: oneshot::Receiver<()>,
-    execs: &Execs,
+    (execs, ping): (&Execs, Option<Duration>),
 ) {
     let (log, pieces) = mpsc::channel(LOG_QUEUE);
     let dropped = Arc::new(AtomicBool::new(false));
     let mut keeper = tokio::spawn(keep_log(shared.clone(), key, pieces, sender.clone(), dropped.clone()));
     let acks = Arc::new(Acks::new(sender));
+    let mut pings = ping.map(tokio::time::interval);
+    let mut unanswered = 0;
     loop {
         let message = tokio::select! {
             message = lines.next() => message,
+            () = next_ping(&mut pings) => {
+                if unanswered == 3 {
+                    break;
+                }
+                unanswered += 1;
+                acks.send(ToAgent::Ping);
+                continue;
+            }
             _ = &mut closed => break,
             // The keeper ends where the stream must begin again from what is kept.
             _ = &mut keeper => break,
         };
+        unanswered = 0;
         match message {
             Ok(Some(FromAgent::Event { seq, ago_ms, epoch, event })) => {
                 take_event(shared, key, &acks, seq, ago_ms, epoch, event);
@@ -303,7 +321,24 @@ async fn converse(
     keeper.abort();
 }
 
-fn take_event(shared: &Arc<Shared>, key: StreamKey, acks: &Arc<Acks>, seq: u64, ago_ms: u64, epoch: u32, event: Event) {
+async fn next_ping(pings: &mut Option<tokio::time::Interval>) {
+    match pings {
+        Some(pings) => {
+            pings.tick().await;
+        }
+        None => std::future::pending().await,
+    }
+}
+
+fn take_event<S: Site>(
+    shared: &Arc<Workers<S>>,
+    key: StreamKey,
+    acks: &Arc<Acks>,
+    seq: u64,
+    ago_ms: u64,
+    epoch: u32,
+    event: Event,
+) {
     acks.begin(seq);
     let ended = match &event {
         Event::Ended { ended } => Some((ended.epoch, ended.log_end)),
@@ -318,14 +353,14 @@ fn take_event(shared: &Arc<Shared>, key: StreamKey, acks: &Arc<Acks>, seq: u64, 
     let (acks, weak) = (acks.clone(), Arc::downgrade(shared));
     let durable: Durable = Box::new(move || {
         if let (Some((epoch, _)), Some(shared)) = (ended, weak.upgrade()) {
-            shared.with(key, |worker: &mut Worker| worker.gone = Some(epoch));
+            shared.with(key, |worker: &mut Worker<S::Own>| worker.gone = Some(epoch));
         }
         acks.done(seq);
     });
     let ago = Span(i64::try_from(ago_ms).unwrap_or(i64::MAX));
     let mut event = worker_event(event);
     if let WorkerEvent::CheckpointComplete { path, .. } = &mut event {
-        *path = shared.volumes.named(key.job, path);
+        *path = shared.site.named(key.job, path);
     }
     shared.report_worker(key, epoch, ago, event, Some(durable));
 }
@@ -367,8 +402,8 @@ fn point(attempt: u32, ago_ms: u64, rank: u32, progress: protocol::Progress) -> 
 }
 
 /// Keeps log and acknowledges it, for as long as nothing of it was passed over.
-async fn keep_log(
-    shared: Arc<Shared>,
+async fn keep_log<S: Site>(
+    shared: Arc<Workers<S>>,
     key: StreamKey,
     mut pieces: mpsc::Receiver<(u64, String)>,
     sender: Sender,
@@ -453,82 +488,6 @@ impl Acks {
     }
 }
 
-/// Commands that run inside a worker, by their numbers.
-#[derive(Default)]
-pub(crate) struct Execs(Mutex<Running>);
-
-#[derive(Default)]
-struct Running {
-    last: u64,
-    ended: bool,
-    sinks: BTreeMap<u64, Sink>,
-}
-
-/// Where a command's output goes.
-pub(crate) struct Sink {
-    pub(crate) output: mpsc::UnboundedSender<ExecOutput>,
-    /// Bytes that were not read yet.
-    pub(crate) waiting: Arc<std::sync::atomic::AtomicUsize>,
-}
-
-impl Execs {
-    fn lock(&self) -> MutexGuard<'_, Running> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// A number for a command; `None` if the connection has ended.
-    pub(crate) fn begin(&self, sink: Sink) -> Option<u64> {
-        let mut running = self.lock();
-        if running.ended {
-            return None;
-        }
-        running.last += 1;
-        let id = running.last;
-        running.sinks.insert(id, sink);
-        Some(id)
-    }
-
-    /// Forgets a command; whether it was still running.
-    pub(crate) fn forget(&self, id: u64) -> bool {
-        self.lock().sinks.remove(&id).is_some()
-    }
-
-    /// Hands on output; false if nobody wants it any more.
-    fn put(&self, id: u64, output: ExecOutput) -> bool {
-        let mut running = self.lock();
-        let Some(sink) = running.sinks.get(&id) else {
-            // The end of a command that was killed on behalf of its reader.
-            return matches!(output, ExecOutput::Exit(_) | ExecOutput::Failed(_));
-        };
-        let (bytes, last) = match &output {
-            ExecOutput::Stdout(text) | ExecOutput::Stderr(text) => (text.len(), false),
-            ExecOutput::Exit(_) | ExecOutput::Failed(_) => (0, true),
-        };
-        let waiting = sink.waiting.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        if waiting > EXEC_QUEUE {
-            let reason = format!("the command was ended: {} MiB of its output were not read", waiting >> 20);
-            let _ = sink.output.send(ExecOutput::Failed(reason));
-            running.sinks.remove(&id);
-            return false;
-        }
-        let wanted = sink.output.send(output).is_ok();
-        if last || !wanted {
-            running.sinks.remove(&id);
-        }
-        wanted || last
-    }
-
-    /// The connection is gone, and with it every command.
-    fn end(&self) {
-        let mut running = self.lock();
-        running.ended = true;
-        for (_, sink) in std::mem::take(&mut running.sinks) {
-            let reason = "the connection to the worker was lost; try again".to_owned();
-            let _ = sink.output.send(ExecOutput::Failed(reason));
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -544,11 +503,5 @@ mod tests {
         assert_eq!(sequence.done(3), Some(5));
         assert_eq!(sequence.done(3), None, "said twice");
         assert_eq!(sequence.done(6), Some(6));
-    }
-
-    #[test]
-    fn tokens_are_compared_as_a_whole() {
-        assert!(same("abc", "abc"));
-        assert!(!same("abc", "abd") && !same("abc", "ab") && !same("", "a"));
     }
 }

@@ -1,0 +1,341 @@
+//! Which workers there are, and what each was told last.
+
+use crate::exec::Execs;
+use aviflow_agent::protocol::{Ended, FromAgent, PROTOCOL, ToAgent};
+use aviflow_core::lifecycle::{RankEnd, WorkerEvent};
+use aviflow_core::model::{Address, JobId, Term};
+use aviflow_core::time::Span;
+use aviflow_engine::ports::Observation;
+use aviflow_engine::telemetry::{StreamKey, Telemetry};
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::Future;
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
+use tokio::sync::{mpsc, oneshot, watch};
+
+/// Called once an observation is durable.
+pub type Durable = Box<dyn FnOnce() + Send>;
+
+/// Takes observations; must not block.
+pub type Report = Box<dyn Fn(Observation, Option<Durable>) + Send + Sync>;
+
+/// Messages to an agent, in order.
+pub(crate) type Sender = mpsc::UnboundedSender<ToAgent>;
+
+/// What a body adds: who an agent is, and what it left behind.
+pub trait Site: Send + Sync + 'static {
+    /// What the body keeps of a worker beside what is common.
+    type Own: Default + Send;
+    /// Who an agent proved to be.
+    type Proof: Send;
+
+    /// Checks what an agent brings to prove who it is; none if that is worth nothing.
+    fn prove(&self, hello: &Hello) -> impl Future<Output = Option<Self::Proof>> + Send;
+
+    /// Whether the proof is that of this worker; none while the body does not know yet.
+    fn is(&self, worker: &Self::Own, proof: &Self::Proof) -> Option<bool>;
+
+    /// How a worker ended, where the body can read what its agent wrote down.
+    ///
+    /// # Errors
+    /// With `InvalidData` if what is there is no end; otherwise if it cannot be read now.
+    fn ended(&self, key: StreamKey) -> io::Result<Option<Ended>>;
+
+    /// A path as the job's document would name it.
+    fn named(&self, job: JobId, path: &str) -> String;
+}
+
+/// What an agent says first.
+#[derive(Clone, Debug)]
+pub struct Hello {
+    /// Which worker it says to be.
+    pub key: StreamKey,
+    /// What proves it.
+    pub token: String,
+    /// Its process.
+    pub pid: u32,
+    /// Where rank 0 could listen.
+    pub address: Address,
+}
+
+impl Hello {
+    /// The hello of an agent that this control plane can talk to.
+    pub(crate) fn of(message: FromAgent) -> Option<Hello> {
+        match message {
+            FromAgent::Hello { protocol, job_id, attempt, worker, token, pid, host, port, .. }
+                if protocol + 2 >= PROTOCOL =>
+            {
+                let key = StreamKey { job: JobId(job_id), attempt, worker };
+                Some(Hello { key, token, pid, address: Address { host, port } })
+            }
+            _ => None,
+        }
+    }
+}
+
+/// An agent that is connected. Dropping it closes the connection.
+pub struct Link {
+    pub(crate) id: u64,
+    pub(crate) sender: Sender,
+    /// Its process.
+    pub pid: u32,
+    /// Since when.
+    pub since: SystemTime,
+    pub(crate) execs: Arc<Execs>,
+    pub(crate) _open: oneshot::Sender<()>,
+}
+
+impl Link {
+    pub(crate) fn send(&self, message: ToAgent) {
+        // A connection that just ended will come again, and get what counts then.
+        let _ = self.sender.send(message);
+    }
+}
+
+/// What is known of a worker.
+pub struct Worker<O> {
+    /// What the body keeps.
+    pub own: O,
+    /// Its connection.
+    pub link: Option<Link>,
+    /// The newest word to start, for a connection to come.
+    pub start: Option<ToAgent>,
+    /// The newest word to stop; there is no start after it.
+    pub stop: Option<ToAgent>,
+    /// The epoch whose end is durable.
+    pub gone: Option<u32>,
+    /// One past the last byte of log, once the worker has ended.
+    pub log_end: Option<u64>,
+    /// The offset up to which the log is kept.
+    pub log_have: u64,
+    /// Its attempt is over: what is left is removed.
+    pub remove: bool,
+    /// Nobody wants it: it is not reported, and told to end.
+    pub stray: bool,
+    /// Nothing of it runs, and its end was reported.
+    pub over: bool,
+}
+
+impl<O> Worker<O> {
+    pub(crate) fn send(&self, message: ToAgent) {
+        if let Some(link) = &self.link {
+            link.send(message);
+        }
+    }
+
+    /// Lets the agent go where its attempt is over and its log complete.
+    pub fn release(&self) {
+        if self.remove && self.logged() {
+            self.send(ToAgent::Release);
+        }
+    }
+
+    /// Whether it has ended and all of its log is kept.
+    #[must_use]
+    pub fn logged(&self) -> bool {
+        self.log_end.is_some_and(|end| end <= self.log_have)
+    }
+}
+
+/// What is guarded by the lock.
+pub struct State<O> {
+    /// The highest term of an order.
+    pub term: Term,
+    /// Live attempts that were not launched yet since the last `Reconcile`; `None` before the first.
+    pub awaited: Option<BTreeSet<(JobId, u32)>>,
+    /// The workers.
+    pub workers: BTreeMap<StreamKey, Worker<O>>,
+    pub(crate) connections: u64,
+}
+
+impl<O> State<O> {
+    /// The workers of an attempt.
+    pub fn of_attempt(&mut self, job: JobId, attempt: u32) -> impl Iterator<Item = (&StreamKey, &mut Worker<O>)> {
+        let key = |worker| StreamKey { job, attempt, worker };
+        self.workers.range_mut(key(0)..=key(u32::MAX))
+    }
+}
+
+/// The workers of a body, shared by what starts them and what talks to them.
+pub struct Workers<S: Site> {
+    /// What the body adds.
+    pub site: S,
+    /// Who keeps what agents ship.
+    pub telemetry: Arc<dyn Telemetry>,
+    report: Report,
+    closed: AtomicBool,
+    state: Mutex<State<S::Own>>,
+    /// Counts changes of the state, for connections that wait for one.
+    pub(crate) changed: watch::Sender<u64>,
+}
+
+impl<S: Site> Workers<S> {
+    /// No workers yet. Before the first [`Workers::reconcile`], no agent is answered.
+    pub fn new(site: S, telemetry: Arc<dyn Telemetry>, report: Report) -> Workers<S> {
+        let state = State { term: Term(0), awaited: None, workers: BTreeMap::new(), connections: 0 };
+        let (closed, state) = (AtomicBool::new(false), Mutex::new(state));
+        Workers { site, telemetry, report, closed, state, changed: watch::Sender::new(0) }
+    }
+
+    /// The state. To be held for a moment only.
+    pub fn lock(&self) -> MutexGuard<'_, State<S::Own>> {
+        // A panic elsewhere leaves no half-made change: every change is one assignment.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes a worker, if it is known.
+    pub fn with<T>(&self, key: StreamKey, change: impl FnOnce(&mut Worker<S::Own>) -> T) -> Option<T> {
+        self.lock().workers.get_mut(&key).map(change)
+    }
+
+    /// Reports nothing any more, and closes every connection.
+    pub fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+        for worker in self.lock().workers.values_mut() {
+            worker.link = None;
+        }
+    }
+
+    /// Hands on what was seen.
+    pub fn report(&self, observation: Observation, durable: Option<Durable>) {
+        if !self.closed.load(Ordering::SeqCst) {
+            (self.report)(observation, durable);
+        }
+    }
+
+    /// Hands on what happened to a worker.
+    pub fn report_worker(&self, key: StreamKey, epoch: u32, ago: Span, event: WorkerEvent, durable: Option<Durable>) {
+        let StreamKey { job, attempt, worker } = key;
+        self.report(Observation::Worker { job, attempt, epoch, worker, ago, event }, durable);
+    }
+
+    /// Hands on a worker that could not be started, of which no process runs.
+    pub fn report_not_started(&self, key: StreamKey, reason: &str) {
+        let event = WorkerEvent::LaunchFailed { reason: reason.to_owned() };
+        self.report_worker(key, 0, Span(0), event, None);
+        let event = WorkerEvent::Gone { ranks: BTreeMap::new(), reason: Some(reason.to_owned()), last_step: None };
+        self.report_worker(key, 0, Span(0), event, None);
+    }
+
+    /// Wakes connections that wait for a worker to become known.
+    pub fn notify(&self) {
+        self.changed.send_modify(|n| *n += 1);
+    }
+
+    /// Whether orders of this term are to be obeyed: none higher was seen.
+    pub fn obeys(&self, term: Term) -> bool {
+        let mut state = self.lock();
+        if term < state.term {
+            return false;
+        }
+        state.term = term;
+        true
+    }
+
+    /// Begins a term: these attempts live. Whoever is connected has to come again and is told anew
+    /// what to do. Gives the workers that nobody wants, marked as strays: those that were known, and
+    /// those of `found` that were not.
+    pub fn reconcile(&self, live: &[(JobId, u32)], found: Vec<StreamKey>) -> (Vec<StreamKey>, Vec<StreamKey>) {
+        let live: BTreeSet<(JobId, u32)> = live.iter().copied().collect();
+        let wanted = |key: &StreamKey| live.contains(&(key.job, key.attempt));
+        let mut state = self.lock();
+        let launched: BTreeSet<(JobId, u32)> = state.workers.keys().map(|k| (k.job, k.attempt)).collect();
+        for worker in state.workers.values_mut() {
+            // What was said to an earlier term may be lost: agents connect
+            // again and repeat it, and are told anew what to do.
+            worker.link = None;
+            worker.start = None;
+            worker.stop = None;
+        }
+        let known: Vec<StreamKey> = state.workers.keys().filter(|k| !wanted(k)).copied().collect();
+        let new: Vec<StreamKey> = found.into_iter().filter(|k| !wanted(k) && !state.workers.contains_key(k)).collect();
+        for key in known.iter().chain(&new) {
+            let worker = state.workers.entry(*key).or_default();
+            worker.remove = true;
+            worker.stray = true;
+        }
+        // Last: from now on an agent whose worker is not known is told to go.
+        state.awaited = Some(live.difference(&launched).copied().collect());
+        (known, new)
+    }
+
+    /// An attempt that was waited for since the last reconciliation is known now, or over.
+    pub fn settled(&self, job: JobId, attempt: u32) {
+        if let Some(awaited) = &mut self.lock().awaited {
+            awaited.remove(&(job, attempt));
+        }
+    }
+
+    /// Tells an attempt's workers to start the ranks of an epoch.
+    pub fn start(&self, term: Term, job: JobId, attempt: u32, epoch: u32, rank0: &Address, best_step: Option<u64>) {
+        for (_, worker) in self.lock().of_attempt(job, attempt) {
+            if worker.stop.is_some() {
+                continue;
+            }
+            if worker.gone.is_some_and(|gone| gone < epoch) {
+                // Another epoch begins: the end that was reported was not the last.
+                worker.gone = None;
+                worker.log_end = None;
+            }
+            let start = ToAgent::Start {
+                term: term.0,
+                epoch,
+                master_host: rank0.host.clone(),
+                master_port: rank0.port,
+                best_step,
+            };
+            worker.send(start.clone());
+            worker.start = Some(start);
+        }
+    }
+
+    /// Tells an attempt's workers to stop; `each` sees to it that they do.
+    pub fn stop(
+        &self,
+        term: Term,
+        (job, attempt): (JobId, u32),
+        grace: Span,
+        reason: &str,
+        mut each: impl FnMut(StreamKey, &mut Worker<S::Own>),
+    ) {
+        for (key, worker) in self.lock().of_attempt(job, attempt) {
+            let grace_ms = u64::try_from(grace.0).unwrap_or(0);
+            let stop = ToAgent::Stop { term: term.0, grace_ms, reason: reason.to_owned() };
+            worker.send(stop.clone());
+            worker.stop = Some(stop);
+            each(*key, worker);
+        }
+    }
+}
+
+impl<O: Default> Default for Worker<O> {
+    fn default() -> Worker<O> {
+        Worker {
+            own: O::default(),
+            link: None,
+            start: None,
+            stop: None,
+            gone: None,
+            log_end: None,
+            log_have: 0,
+            remove: false,
+            stray: false,
+            over: false,
+        }
+    }
+}
+
+/// How the protocol's rank ends read in the core.
+#[must_use]
+pub fn rank_ends(ranks: BTreeMap<u32, aviflow_agent::protocol::RankEnd>) -> BTreeMap<u32, RankEnd> {
+    let convert = |end: aviflow_agent::protocol::RankEnd| RankEnd {
+        code: end.code,
+        signal: end.signal,
+        stopping: end.stopping,
+        before: Span(i64::try_from(end.before_ms).unwrap_or(i64::MAX)),
+        last_lines: end.last_lines,
+    };
+    ranks.into_iter().map(|(rank, end)| (rank, convert(end))).collect()
+}

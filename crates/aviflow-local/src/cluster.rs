@@ -414,6 +414,8 @@ impl Cluster for LocalCluster {
                     hurry::watch(&self.shared, key, worker, Duration::from_millis(grace_ms.saturating_add(slack)));
                 }),
                 Order::Remove { job, attempt } => self.remove(*job, *attempt),
+                // Nobody else is on this machine's virtual nodes.
+                Order::Keep { .. } => {}
             }
         }
         self.shared.notify();

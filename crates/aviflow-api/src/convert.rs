@@ -187,12 +187,14 @@ mod tests {
             nodes_with_room: 1,
             free_gpus: 11,
             most_free_on_a_node: 8,
+            foreign_gpus: 0,
+            closed_nodes: 0,
             level: None,
         });
         assert_eq!(info.kind, "capacity");
         assert_eq!(info.numbers["nodesWithRoom"], 1);
         assert_eq!(info.names, BTreeMap::from([("gpuTypes".to_owned(), "H100, H200".to_owned())]));
-        let info = ConstraintInfo::from(&Constraint::BackOff { until: Time(5) });
+        let info = ConstraintInfo::from(&Constraint::BackOff { until: Time(5), node: None, refused: None });
         assert_eq!((info.kind.as_str(), info.numbers["until"]), ("backOff", 5));
         let claimed = Constraint::Claimed { victims: vec![JobId(7)], cause: EvictionCause::Reclaim };
         let info = ConstraintInfo::from(&claimed);

@@ -79,9 +79,12 @@ pub fn constraint(constraint: &Constraint, now: Time) -> String {
             plural(*needs, "GPU")
         ),
         Constraint::Environment { .. } => "its environment is being prepared".to_owned(),
-        Constraint::BackOff { until } => {
-            format!("pauses {} after its last attempt", until.since(now))
-        }
+        Constraint::BackOff { until, node, refused } => match (node, refused) {
+            (Some(node), Some(reason)) => {
+                format!("was refused by node {node}: {reason}; tried again in {}", until.since(now))
+            }
+            _ => format!("pauses {} after its last attempt", until.since(now)),
+        },
         Constraint::Capacity {
             needs_nodes,
             gpus_per_node,
@@ -89,6 +92,8 @@ pub fn constraint(constraint: &Constraint, now: Time) -> String {
             nodes_with_room,
             free_gpus,
             most_free_on_a_node,
+            foreign_gpus,
+            closed_nodes,
             level,
         } => {
             let need = format!(
@@ -97,15 +102,22 @@ pub fn constraint(constraint: &Constraint, now: Time) -> String {
                 plural(*gpus_per_node, "GPU"),
                 of_types(gpu_types)
             );
+            let mut beside = String::new();
+            if *foreign_gpus > 0 {
+                beside.push_str(&format!(", {foreign_gpus} used by others"));
+            }
+            if *closed_nodes > 0 {
+                beside.push_str(&format!(", {} closed to new work", plural(*closed_nodes, "node")));
+            }
             if let Some(level) = level {
-                return format!("{need} under one {level}; the best {level} has {nodes_with_room}");
+                return format!("{need} under one {level}; the best {level} has {nodes_with_room}{beside}");
             }
             let have = match nodes_with_room {
                 0 => format!("{free_gpus} free, at most {most_free_on_a_node} on one node"),
                 1 => format!("1 node has room, {free_gpus} GPUs free"),
                 n => format!("{n} nodes have room, {free_gpus} GPUs free"),
             };
-            format!("{need}; {have}")
+            format!("{need}; {have}{beside}")
         }
         Constraint::Never { .. } => {
             let why = never(constraint).unwrap_or_default();
@@ -292,6 +304,13 @@ pub fn moment(moment: &Moment, names: &dyn NodeNames) -> String {
             let list: Vec<String> = missing.iter().map(u32::to_string).collect();
             format!("not every worker was ready in time; missing: {}", list.join(", "))
         }
+        MomentKind::Refused { worker, node, reason } => {
+            format!("worker {worker} was refused by node {}: {reason}", names.node_name(*node))
+        }
+        MomentKind::AskedToLeave { worker, node, reason } => {
+            let node = names.node_name(*node);
+            format!("the cluster asks worker {worker} on {node} to leave: {reason}; the gang is suspended")
+        }
         MomentKind::RequeueAsked { rank } => format!("rank {rank} asked to be queued again (exit code 75)"),
         MomentKind::QueuedAgain { not_before } => match not_before {
             Some(t) => format!("queued again, not before {} from now", t.since(moment.at)),
@@ -316,12 +335,17 @@ mod tests {
             nodes_with_room: room,
             free_gpus: free,
             most_free_on_a_node: most,
+            foreign_gpus: 0,
+            closed_nodes: 0,
             level: None,
         };
         let say = |c: &Constraint| constraint(c, Time(0));
         assert_eq!(say(&capacity(0, 8, 4)), "needs 2 nodes with 8 GPUs free of H100; 8 free, at most 4 on one node");
         assert_eq!(say(&capacity(1, 11, 8)), "needs 2 nodes with 8 GPUs free of H100; 1 node has room, 11 GPUs free");
-        assert_eq!(say(&Constraint::BackOff { until: Time(4000) }), "pauses 4s after its last attempt");
+        assert_eq!(
+            say(&Constraint::BackOff { until: Time(4000), node: None, refused: None }),
+            "pauses 4s after its last attempt"
+        );
         let never =
             Constraint::Never { needs_nodes: 9, gpus_per_node: 8, gpu_types: vec![], capable_nodes: 2, level: None };
         assert_eq!(

@@ -289,20 +289,28 @@ fn join(mut open: Vec<Open>) -> Vec<Open> {
 
 /// The state of a node's GPUs that no attempt holds.
 #[must_use]
-pub fn unallocated(node: &Node) -> [(Slots, GpuState); 3] {
+pub fn unallocated(node: &Node) -> [(Slots, GpuState); 4] {
     let loose = node.gpus.without(node.held);
     let rest = match node.condition {
         NodeCondition::Ready => GpuState::Free,
         NodeCondition::Cordoned => GpuState::Draining,
         NodeCondition::Gone => {
-            return [(loose, GpuState::Unknown), (Slots::NONE, GpuState::Unhealthy), (Slots::NONE, GpuState::Claimed)];
+            let nothing = Slots::NONE;
+            return [
+                (loose, GpuState::Unknown),
+                (nothing, GpuState::Unhealthy),
+                (nothing, GpuState::Claimed),
+                (nothing, GpuState::Foreign),
+            ];
         }
     };
+    let (foreign, loose) = (loose.and(node.foreign), loose.without(node.foreign));
     let whole = loose.without(node.unhealthy);
     [
         (whole.without(node.claimed), rest),
         (loose.and(node.unhealthy), GpuState::Unhealthy),
         (whole.and(node.claimed), GpuState::Claimed),
+        (foreign, GpuState::Foreign),
     ]
 }
 

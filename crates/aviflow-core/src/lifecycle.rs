@@ -22,7 +22,7 @@ use crate::gpus::GpuSet;
 use crate::ledger::GpuState;
 use crate::model::{
     Address, Cause, Claim, Ending, Eviction, EvictionCause, Failure, Gang, Intent, Job, JobId, Phase, Placement,
-    Stopping, Suspending, TurnedOut, Worker, WorkerState,
+    Refusal, Stopping, Suspending, TurnedOut, Worker, WorkerState,
 };
 use crate::time::{Span, Time};
 use serde::{Deserialize, Serialize};
@@ -34,6 +34,9 @@ pub const START_LIMIT: Span = Span::minutes(10);
 /// The grace of the other ranks once one has failed: what they could still save
 /// belongs to a step that cannot be completed.
 pub const FAILED_GRACE: Span = Span::seconds(2);
+
+/// Starts in a row that are refused for what the job asks for, after which it fails.
+pub const REFUSALS: u32 = 5;
 
 /// The exit code with which a job asks to be queued again (`EX_TEMPFAIL`).
 pub const REQUEUE_CODE: i32 = 75;
@@ -154,10 +157,26 @@ pub enum WorkerEvent {
     },
     /// Its ranks have started.
     Up,
-    /// It or its ranks could not be started.
+    /// Its ranks could not be started, or it could not for what only the job can mend. A failure of the application.
     LaunchFailed {
         /// Why.
         reason: String,
+    },
+    /// The cluster would not take it, or could not make it, and no rank of it ran. Nothing that the application
+    /// did: the gang waits again, and no retry is spent. `Gone` follows once nothing of it is left.
+    Refused {
+        /// Why, in words that are the same the next time.
+        reason: String,
+        /// Whether it lies in what the job asks for (an image or a volume that is not there), so that another
+        /// time or place hardly helps: a number of these in a row fails the job.
+        lasting: bool,
+    },
+    /// The cluster asks it to leave while it runs. The gang saves itself, leaves and waits again in its old place.
+    Leaving {
+        /// Why.
+        reason: String,
+        /// How long it has until it is killed; none if the job's own grace is granted.
+        within: Option<Span>,
     },
     /// A rank ended.
     RankExited {
@@ -382,6 +401,7 @@ fn place(job: &mut Job, placement: &Placement, now: Time, fx: &mut Vec<Effect>) 
     waiting::unclaim(job, None, fx);
     job.attempts += 1;
     job.not_before = None;
+    job.refused = None;
     let workers = placement
         .0
         .iter()
@@ -422,7 +442,7 @@ fn suspend(job: &mut Job, by: &str, hold: bool, turned_out: Option<&TurnedOut>, 
         if turned_out.is_some_and(|t| t.cause != EvictionCause::Turn) {
             job.preempted += 1;
         }
-        job.phase = Phase::Suspending(Suspending { gang, by: by.to_owned() });
+        job.phase = Phase::Suspending(Suspending { gang, by: by.to_owned(), asked: false });
     }
 }
 
@@ -543,14 +563,17 @@ fn resolve(job: &mut Job, now: Time, fx: &mut Vec<Effect>) {
             succeed(job, fx);
         }
         // It was done before it could be stopped: there is nothing to run again.
-        Phase::Suspending(_) | Phase::Stopping(Stopping { intent: Intent::TimeLimit | Intent::Unready { .. }, .. })
-            if finished =>
-        {
+        Phase::Suspending(_)
+        | Phase::Stopping(Stopping {
+            intent: Intent::TimeLimit | Intent::Unready { .. } | Intent::Refused { .. },
+            ..
+        }) if finished => {
             succeed(job, fx);
         }
-        Phase::Suspending(_) => {
+        Phase::Suspending(suspending) => {
             job.counters.suspensions += 1;
-            queue_again(job, None, fx);
+            let wait = back_off(job.counters.suspensions - 1);
+            queue_again(job, (suspending.asked && short).then_some(now + wait), fx);
         }
         Phase::Stopping(stopping) => match stopping.intent {
             Intent::Cancel { by } => {
@@ -584,6 +607,20 @@ fn resolve(job: &mut Job, now: Time, fx: &mut Vec<Effect>) {
                 job.counters.unready += 1;
                 let wait = back_off(job.counters.unready - 1);
                 queue_again(job, Some(now + wait), fx);
+            }
+            Intent::Refused { refusal, lasting } => {
+                job.counters.unready += 1;
+                job.refusals += u32::from(lasting);
+                if job.refusals >= REFUSALS {
+                    let Refusal { attempt, worker, node, reason } = refusal;
+                    let reason = format!("{reason} ({REFUSALS} starts in a row were refused so)");
+                    let cause = Cause::Launch { attempt, worker, node, reason };
+                    fail(job, Failure { cause, exit_code: PLATFORM_CODE, at: now }, fx);
+                } else {
+                    let wait = back_off(job.counters.unready - 1);
+                    queue_again(job, Some(now + wait), fx);
+                    job.refused = Some(refusal);
+                }
             }
         },
         Phase::Queued | Phase::Succeeded | Phase::Failed(_) | Phase::Cancelled { .. } => {}

@@ -2,7 +2,7 @@
 
 use crate::gpus::Slots;
 use crate::ledger::{GpuState, unallocated};
-use crate::model::{EvictionCause, Job, JobId, NodeCondition, NodeId, Phase, Snapshot, WorkerState};
+use crate::model::{EvictionCause, Job, JobId, Node, NodeCondition, NodeId, Phase, Snapshot, WorkerState};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Everything that is wrong with a snapshot; empty if nothing is.
@@ -91,6 +91,22 @@ fn books(snapshot: &Snapshot, holders: &Holders, wrong: &mut Vec<String>) {
         if held != node.held {
             wrong.push(format!("node {}: the book says {:?} is held, the gangs hold {held:?}", node.name, node.held));
         }
+        others(node, wrong);
+    }
+}
+
+/// What others use is nobody's of ours and free to none; it is as much as they are known to use, as far as there is room.
+fn others(node: &Node, wrong: &mut Vec<String>) {
+    let (name, foreign) = (&node.name, node.foreign);
+    if !foreign.and(node.held).is_empty() || !foreign.without(node.gpus).is_empty() {
+        wrong.push(format!("node {name}: others use {foreign:?}, of which a job holds some or the node has not all"));
+    }
+    if !foreign.and(node.free()).is_empty() {
+        wrong.push(format!("node {name}: a GPU that others use is free"));
+    }
+    let room = node.gpus.without(node.held).without(node.leaving).count();
+    if foreign.count() != node.others.min(room) {
+        wrong.push(format!("node {name}: others use {} GPUs, and {foreign:?} of {room} count as theirs", node.others));
     }
 }
 
@@ -118,8 +134,9 @@ fn ledger(snapshot: &Snapshot, holders: &Holders, wrong: &mut Vec<String>) {
             wrong.push(format!("ledger: node {} accounts for {seen:?} of {:?}", node.name, node.gpus));
         }
         for (slots, state) in unallocated(node) {
-            let booked =
-                |s: GpuState| s == state || matches!(s, GpuState::Reserved | GpuState::Stranded | GpuState::Foreign);
+            let booked = |s: GpuState| {
+                s == state || state == GpuState::Free && matches!(s, GpuState::Reserved | GpuState::Stranded)
+            };
             for open in snapshot.ledger.node(node.id) {
                 if !open.slots.and(slots).is_empty() && !booked(open.state) {
                     wrong.push(format!("ledger: node {} books loose GPUs as {}", node.name, open.state.name()));
@@ -229,7 +246,8 @@ fn tree(snapshot: &Snapshot, wrong: &mut Vec<String>) {
     for node in snapshot.nodes.values() {
         let pool = snapshot.pools.get(&node.pool);
         let fits = pool.map_or(node.path.is_empty(), |p| {
-            node.path.len() == p.levels.len() && (p.domains.is_empty() || node.path == p.path(&node.name))
+            let unsaid = p.domains.is_empty() && node.reported.is_empty();
+            node.path.len() == p.levels.len() && (unsaid || node.path == p.path(&node.name, &node.reported))
         });
         if !fits {
             wrong.push(format!("node {} is at {:?}, which is not what its pool says", node.name, node.path));
@@ -243,7 +261,10 @@ fn drains(snapshot: &Snapshot, wrong: &mut Vec<String>) {
         if node.cordoned && node.condition == NodeCondition::Ready {
             wrong.push(format!("node {} is cordoned and takes work", node.name));
         }
-        if node.condition == NodeCondition::Cordoned && !node.cordoned && node.drain.is_none() {
+        if node.closed.is_some() && node.condition == NodeCondition::Ready {
+            wrong.push(format!("node {} is closed by others and takes work", node.name));
+        }
+        if node.condition == NodeCondition::Cordoned && !node.shut() && node.drain.is_none() {
             wrong.push(format!("node {} takes no work, and nobody said so", node.name));
         }
     }

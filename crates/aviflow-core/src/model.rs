@@ -12,7 +12,9 @@ pub use job::{
     Beneficiary, Checkpoint, Claim, Counters, Dependency, Ending, Eviction, EvictionCause, Job, NODE_LEVEL, NodeRange,
     Request, Shape, Topology, TurnedOut,
 };
-pub use phase::{Address, Cause, Exit, Failure, Gang, Intent, Phase, Stopping, Suspending, Worker, WorkerState};
+pub use phase::{
+    Address, Cause, Exit, Failure, Gang, Intent, Phase, Refusal, Stopping, Suspending, Worker, WorkerState,
+};
 pub use pool::{Drain, Policy, Pool, RollingDrain};
 pub use queue::{Queue, QueueDefaults, QueueState, Quota, TimeSharing};
 
@@ -70,17 +72,30 @@ pub struct Node {
     /// GPUs that leave the node once their job has ended: it came back smaller.
     #[serde(default)]
     pub leaving: Slots,
+    /// How many GPUs others use here, as the cluster counts them: it may be more than our jobs leave them.
+    #[serde(default)]
+    pub others: u32,
+    /// The GPUs that count as theirs, derived from [`Node::others`] by [`Node::settle`]. A cluster counts GPUs
+    /// and does not say which: these are none that a job of ours holds.
+    #[serde(default)]
+    pub foreign: Slots,
     /// Whether new work may start here.
     pub condition: NodeCondition,
     /// Whether a person said that it should not; kept while the node is gone.
     #[serde(default)]
     pub cordoned: bool,
+    /// Why others keep new work away, if they do; apart from what a person said here.
+    #[serde(default)]
+    pub closed: Option<String>,
     /// GPUs promised to gangs while their present holders leave, see [`Claim`].
     #[serde(default)]
     pub claimed: Slots,
     /// Its domains in the pool's topology, smallest first, one for each of [`Pool::levels`].
     #[serde(default)]
     pub path: Vec<String>,
+    /// The domains that the cluster reports for it, smallest first; empty where only the pool's document says it.
+    #[serde(default)]
+    pub reported: Vec<String>,
     /// When it is to be empty, if it is.
     #[serde(default)]
     pub drain: Option<Drain>,
@@ -99,10 +114,14 @@ impl Node {
             held: Slots::NONE,
             unhealthy: Slots::NONE,
             leaving: Slots::NONE,
+            others: 0,
+            foreign: Slots::NONE,
             condition: NodeCondition::Ready,
             cordoned: false,
+            closed: None,
             claimed: Slots::NONE,
             path: Vec::new(),
+            reported: Vec::new(),
             drain: None,
         }
     }
@@ -117,9 +136,47 @@ impl Node {
     #[must_use]
     pub fn usable(&self) -> Slots {
         match self.condition {
-            NodeCondition::Ready => self.gpus.without(self.unhealthy).without(self.leaving),
+            NodeCondition::Ready => self.workable(),
             NodeCondition::Cordoned | NodeCondition::Gone => Slots::NONE,
         }
+    }
+
+    /// GPUs that work, stay and are not used by others, whether or not the node takes work. Nobody knows when
+    /// others give theirs back.
+    #[must_use]
+    pub fn workable(&self) -> Slots {
+        self.gpus.without(self.unhealthy).without(self.leaving).without(self.foreign)
+    }
+
+    /// Whether anybody said that no new work may start here now or at any time to come.
+    #[must_use]
+    pub fn shut(&self) -> bool {
+        self.cordoned || self.closed.is_some()
+    }
+
+    /// Sets which GPUs count as used by others, after anything of the node changed.
+    ///
+    /// As many as others use, as far as no job of ours holds them; what is beyond becomes theirs as soon as a job
+    /// gives it up. Those that were theirs stay it; new ones are those that hurt least: whole ones that nobody was
+    /// promised, then broken ones, then promised ones, the lowest first.
+    pub fn settle(&mut self) {
+        let loose = self.gpus.without(self.held).without(self.leaving);
+        let mut left = self.others.min(loose.count());
+        let mut foreign = Slots::NONE;
+        let (theirs, rest) = (loose.and(self.foreign), loose.without(self.foreign));
+        let (quiet, promised) = (rest.without(self.claimed), rest.and(self.claimed));
+        for some in [
+            theirs.without(self.claimed),
+            theirs.and(self.claimed),
+            quiet.without(self.unhealthy),
+            quiet.and(self.unhealthy),
+            promised,
+        ] {
+            let taken = some.lowest(left.min(some.count())).unwrap_or(some);
+            left -= taken.count();
+            foreign = foreign.or(taken);
+        }
+        self.foreign = foreign;
     }
 }
 
@@ -129,7 +186,7 @@ impl Node {
 pub enum NodeCondition {
     /// It does.
     Ready,
-    /// A person said it should not; what runs there goes on.
+    /// A person or the cluster said it should not; what runs there goes on.
     Cordoned,
     /// Its own agent or kubelet is not heard of.
     Gone,

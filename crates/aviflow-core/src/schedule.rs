@@ -256,6 +256,10 @@ pub enum Constraint {
     BackOff {
         /// Its end.
         until: Time,
+        /// The node that refused the attempt, if that is how it ended.
+        node: Option<String>,
+        /// Why it was refused.
+        refused: Option<String>,
     },
     /// Too few nodes have enough free GPUs.
     #[serde(rename_all = "camelCase")]
@@ -272,6 +276,10 @@ pub enum Constraint {
         free_gpus: u32,
         /// The most free GPUs on one of them.
         most_free_on_a_node: u32,
+        /// GPUs of these types that others use.
+        foreign_gpus: u32,
+        /// Nodes of these types that are there and take no new work.
+        closed_nodes: u32,
         /// The level of which one domain must hold it; `nodes_with_room` is then of the best domain.
         level: Option<String>,
     },

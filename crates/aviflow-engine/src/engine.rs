@@ -11,6 +11,7 @@ mod drains;
 mod input;
 mod intake;
 mod jobs;
+mod keep;
 mod pools;
 mod queues;
 mod submit;
@@ -75,6 +76,8 @@ pub struct Engine<S> {
     suffixes: BTreeMap<JobKey, u32>,
     /// For live jobs that others wait for, who does.
     dependants: BTreeMap<JobId, BTreeSet<JobId>>,
+    /// GPUs that the cluster keeps others away from, as it was last told.
+    kept: BTreeMap<NodeId, keep::Level>,
     /// What whoever looks on wants to know of each plan.
     pub(crate) audit: Option<Audit>,
     /// A bug that the simulator must find.
@@ -135,6 +138,7 @@ impl<S: Store> Engine<S> {
             listen_until: Time(0),
             suffixes: BTreeMap::new(),
             dependants: BTreeMap::new(),
+            kept: BTreeMap::new(),
             audit: None,
             #[cfg(test)]
             planted: Planted::default(),
@@ -172,6 +176,7 @@ impl<S: Store> Engine<S> {
         let due = |j: &Job| Some((lifecycle::deadline(j)?, j.id));
         self.deadlines = self.snapshot.jobs.values().filter_map(due).collect();
         self.listen_until = self.now + LISTEN;
+        self.kept = self.kept_now();
         let orders = self.recover();
         self.plan = schedule::plan(&self.snapshot, &mut self.memo, self.now);
         // Decisions are made by turns, which write them down; the first is due at once.
@@ -184,6 +189,7 @@ impl<S: Store> Engine<S> {
     fn recover(&self) -> Vec<Order> {
         let gangs = || self.snapshot.jobs.values().filter_map(|j| Some((j, j.phase.gang()?)));
         let mut orders = vec![Order::Reconcile { live: gangs().map(|(j, g)| (j.id, g.attempt)).collect() }];
+        orders.extend(self.keep_all());
         for hash in self.snapshot.environments.keys() {
             orders.extend(self.prepare(hash));
         }
@@ -237,6 +243,7 @@ impl<S: Store> Engine<S> {
         self.tidy_drains(&mut work);
         self.note_estimates(&mut work);
         self.drop_unwanted_environments(&mut work);
+        self.keep(&mut work);
         let changed: Vec<JobId> = work.jobs.keys().copied().collect();
         let orders = std::mem::take(&mut work.orders);
         let batch = self.batch(work);

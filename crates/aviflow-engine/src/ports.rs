@@ -95,6 +95,20 @@ pub enum Order {
         /// The attempt.
         attempt: u32,
     },
+    /// Keep others away from GPUs of a node that are promised to a gang: from those that are free already, and
+    /// from the rest as soon as their holders have left. This is a level, not a step: it replaces what was said
+    /// of the node before, 0 ends it, and after `Reconcile` nothing is kept but what is said then.
+    ///
+    /// In one batch of orders a level that rises comes before the orders that free GPUs, and one that falls
+    /// after the `Launch` of the gang that the GPUs were kept for, so that a body can hand them over.
+    Keep {
+        /// The node.
+        node: String,
+        /// How many of its GPUs.
+        gpus: u32,
+        /// Whether these are all of its GPUs that work, so that the node may be closed to others as a whole.
+        whole: bool,
+    },
 }
 
 /// What the cluster saw. May come twice, late, or in another order.
@@ -109,8 +123,12 @@ pub enum Observation {
         pool: String,
         /// Its accelerator type.
         gpu_type: String,
-        /// How many GPUs it has.
+        /// How many GPUs it has; 0 where it is no part of the pool any more.
         gpus: u32,
+        /// Its domains in the pool's topology, smallest first, as the cluster knows them; empty where only the
+        /// pool's document says it.
+        #[serde(default)]
+        path: Vec<String>,
     },
     /// A node's own agent or kubelet is not heard of.
     NodeGone {
@@ -123,6 +141,21 @@ pub enum Observation {
         name: String,
         /// Slot numbers that are broken.
         broken: Vec<u32>,
+    },
+    /// How many GPUs of a node are used by workloads that are not ours, those that are ending included.
+    NodeForeign {
+        /// Its name.
+        name: String,
+        /// How many.
+        gpus: u32,
+    },
+    /// Others say whether new work may start on a node (`kubectl cordon`, a taint). What runs there goes on, and
+    /// what people said of the node here is kept apart.
+    NodeClosed {
+        /// Its name.
+        name: String,
+        /// Why it is closed, in a few words; none opens it again.
+        reason: Option<String>,
     },
     /// An environment is complete.
     EnvironmentReady {

@@ -41,6 +41,7 @@ pub(crate) fn seen(config: &LocalConfig) -> impl Iterator<Item = Observation> {
         pool: config.pool.clone(),
         gpu_type: config.gpu_type.clone(),
         gpus: node.gpus,
+        path: Vec::new(),
     })
 }
 

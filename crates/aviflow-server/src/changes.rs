@@ -267,7 +267,13 @@ mod tests {
         let app = &world.server.app;
         let mut changes = Hub::subscribe(app).await.ok().unwrap();
         // Before anything else gets a turn on this thread.
-        let seen = Observation::NodeSeen { name: "late".into(), pool: "main".into(), gpu_type: "H100".into(), gpus: 8 };
+        let seen = Observation::NodeSeen {
+            name: "late".into(),
+            pool: "main".into(),
+            gpu_type: "H100".into(),
+            gpus: 8,
+            path: Vec::new(),
+        };
         world.handle.observe(seen, None);
         world.handle.read(|view| assert_eq!(view.snapshot.nodes.len(), 3)).unwrap();
         let event = changes.recv().await.unwrap();

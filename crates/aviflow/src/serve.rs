@@ -280,7 +280,8 @@ fn forget_nodes(engine: &Handle, configured: BTreeSet<String>) -> Result<()> {
     });
     for (name, pool, gpu_type) in known.map_err(|e| Failure::platform(e.to_string()))? {
         if !configured.contains(&name) {
-            engine.observe(Observation::NodeSeen { name: name.clone(), pool, gpu_type, gpus: 0 }, None);
+            engine
+                .observe(Observation::NodeSeen { name: name.clone(), pool, gpu_type, gpus: 0, path: Vec::new() }, None);
             engine.observe(Observation::NodeGone { name }, None);
         }
     }

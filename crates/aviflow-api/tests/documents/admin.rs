@@ -186,8 +186,8 @@ fn a_pool_becomes_the_domains_of_its_nodes() {
     let file = good(text);
     let AdminDocument::Pool(spec) = &file.documents[0].document else { panic!() };
     let pool = to_pool(spec);
-    assert_eq!(pool.path("node-2"), ["l1", "s1"]);
-    assert_eq!(pool.path("node-4"), ["l3", "s2"]);
+    assert_eq!(pool.path("node-2", &[]), ["l1", "s1"]);
+    assert_eq!(pool.path("node-4", &[]), ["l3", "s2"]);
     assert_eq!(pool.domains.len(), 4);
     assert_eq!(from_pool(&pool), *spec);
     let flat = Pool { name: "p".into(), ..Pool::default() };

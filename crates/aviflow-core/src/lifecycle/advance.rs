@@ -120,6 +120,8 @@ fn release(snapshot: &mut Snapshot, gpus: &GpuSet, at: Time, now: Time, out: &mu
     for (node, slots) in gpus.iter() {
         let Some(n) = snapshot.nodes.get_mut(&node) else { continue };
         n.held = n.held.without(slots);
+        // What others use beyond what there was becomes theirs at once.
+        n.settle();
         out.nodes.insert(node);
         for (loose, state) in unallocated(n) {
             let gpus = GpuSet::of(node, loose.and(slots));
@@ -136,10 +138,11 @@ fn release(snapshot: &mut Snapshot, gpus: &GpuSet, at: Time, now: Time, out: &mu
     }
 }
 
-/// Sets a node's condition and broken GPUs, and books its unallocated GPUs accordingly.
+/// Changes a node, and with it what counts as used by others; books its unallocated GPUs accordingly.
 pub fn set_condition(snapshot: &mut Snapshot, id: NodeId, change: impl FnOnce(&mut Node), now: Time) -> Vec<Entry> {
     let Some(node) = snapshot.nodes.get_mut(&id) else { return Vec::new() };
     change(node);
+    node.settle();
     let states = unallocated(node);
     let mut entries = Vec::new();
     for (slots, state) in states {

@@ -46,6 +46,8 @@ pub enum MomentKind {
     Cancelling { by: String },
     TimeLimitReached,
     NeverReady { missing: Vec<u32> },
+    Refused { worker: u32, node: NodeId, reason: String },
+    AskedToLeave { worker: u32, node: NodeId, reason: String },
     RequeueAsked { rank: u32 },
     QueuedAgain { not_before: Option<Time> },
     Succeeded,

@@ -1,12 +1,13 @@
 //! What a worker's event does to its gang.
 
 use super::{
-    Action, Effect, FAILED_GRACE, LAUNCH_CODE, MomentKind, PLATFORM_CODE, REQUEUE_CODE, WorkerEvent, resolve, stop,
+    Action, Effect, FAILED_GRACE, LAUNCH_CODE, MomentKind, PLATFORM_CODE, REQUEUE_CODE, WorkerEvent, leave, resolve,
+    stop, stop_ranks,
 };
 use crate::gpus::GpuSet;
 use crate::ledger::GpuState;
-use crate::model::{Cause, Checkpoint, Exit, Failure, Gang, Intent, Job, Phase, WorkerState};
-use crate::time::Time;
+use crate::model::{Cause, Checkpoint, Exit, Failure, Gang, Intent, Job, Phase, Refusal, Suspending, WorkerState};
+use crate::time::{Span, Time};
 
 /// The caller has checked that the attempt, the epoch and the worker's number fit.
 pub(super) fn step(job: &mut Job, index: usize, event: &WorkerEvent, at: Time, now: Time, fx: &mut Vec<Effect>) {
@@ -34,6 +35,8 @@ pub(super) fn step(job: &mut Job, index: usize, event: &WorkerEvent, at: Time, n
             };
             failing(job, Failure { cause, exit_code: LAUNCH_CODE, at }, false, at, fx);
         }
+        WorkerEvent::Refused { reason, lasting } => refused(job, index, reason, *lasting, at, fx),
+        WorkerEvent::Leaving { reason, within } => leaving(job, index, reason, *within, now, fx),
         WorkerEvent::RankExited { rank, code, signal, stopping, last_lines, last_step } => {
             reached(job, *last_step);
             let last_lines = last_lines.clone();
@@ -139,6 +142,7 @@ fn running_if_all_up(job: &mut Job, at: Time, fx: &mut Vec<Effect>) {
         let ranks = ranks * index_u32(gang.workers.len());
         fx.push(Effect::Moment(MomentKind::Running { ranks }));
         post(gang, GpuState::Productive, at, fx);
+        job.refusals = 0;
         job.phase = Phase::Running(gang.clone());
     }
 }
@@ -229,6 +233,38 @@ fn failing(job: &mut Job, failure: Failure, node_failure: bool, at: Time, fx: &m
         }
         Phase::Queued | Phase::Suspending(_) | Phase::Succeeded | Phase::Failed(_) | Phase::Cancelled { .. } => {}
     }
+}
+
+/// A start that fails, and not by what the application did. A worker that was up is lost with its end, which follows.
+fn refused(job: &mut Job, index: usize, reason: &str, lasting: bool, at: Time, fx: &mut Vec<Effect>) {
+    let Phase::Starting(gang) = &job.phase else { return };
+    let worker = &gang.workers[index];
+    if worker.state >= WorkerState::Up {
+        return;
+    }
+    let (attempt, node, number) = (gang.attempt, worker.node, index_u32(index));
+    let refusal = Refusal { attempt, worker: number, node, reason: reason.to_owned() };
+    fx.push(Effect::Moment(MomentKind::Refused { worker: number, node, reason: reason.to_owned() }));
+    stop(
+        job,
+        Intent::Refused { refusal, lasting },
+        FAILED_GRACE,
+        format!("worker {number} was refused: {reason}"),
+        at,
+        fx,
+    );
+}
+
+/// The gang saves itself in the time that the worker is given, and leaves.
+fn leaving(job: &mut Job, index: usize, reason: &str, within: Option<Span>, now: Time, fx: &mut Vec<Effect>) {
+    let (Phase::Starting(gang) | Phase::Running(gang)) = &job.phase else { return };
+    let (worker, node) = (index_u32(index), gang.workers[index].node);
+    let grace = within.map_or(job.request.grace, |within| within.min(job.request.grace));
+    let Some(gang) = leave(job, now) else { return };
+    stop_ranks(&gang, grace, format!("the cluster asks worker {worker} to leave: {reason}"), now, fx);
+    fx.push(Effect::Moment(MomentKind::AskedToLeave { worker, node, reason: reason.to_owned() }));
+    job.turned_out = None;
+    job.phase = Phase::Suspending(Suspending { gang, by: "the cluster".to_owned(), asked: true });
 }
 
 fn gone(job: &mut Job, index: usize, reason: Option<&str>, at: Time, now: Time, fx: &mut Vec<Effect>) {

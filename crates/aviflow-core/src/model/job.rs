@@ -1,6 +1,6 @@
 //! A job: what it asks for and what is known of it.
 
-use super::{EnvironmentHash, Estimate, JobId, JobKey, NodeId, Phase, Placement};
+use super::{EnvironmentHash, Estimate, JobId, JobKey, NodeId, Phase, Placement, Refusal};
 use crate::time::{Span, Time};
 use serde::{Deserialize, Serialize};
 
@@ -139,6 +139,12 @@ pub struct Job {
     pub checkpoint: Option<Checkpoint>,
     /// Not to be started before this instant (back-off).
     pub not_before: Option<Time>,
+    /// What refused its last start, if that is why it waits again.
+    #[serde(default)]
+    pub refused: Option<Refusal>,
+    /// Starts since it ran last that were refused for what it asks for, see [`Refusal`].
+    #[serde(default)]
+    pub refusals: u32,
     /// Who keeps it from starting, if a person does.
     #[serde(default)]
     pub held: Option<String>,
@@ -312,6 +318,8 @@ impl Job {
             best_step: None,
             checkpoint: None,
             not_before: None,
+            refused: None,
+            refusals: 0,
             held: None,
             after: Vec::new(),
             claim: None,

@@ -38,6 +38,9 @@ pub struct Suspending {
     pub gang: Gang,
     /// Who or what suspends it.
     pub by: String,
+    /// Whether the cluster asked it to leave: then it pauses before it starts again, where it had only begun.
+    #[serde(default)]
+    pub asked: bool,
 }
 
 /// A gang on its way out.
@@ -70,6 +73,14 @@ pub enum Intent {
     Unready {
         /// Which workers were missing.
         missing: Vec<u32>,
+    },
+    /// The cluster refused a worker: queued again with back-off, no retry spent, or failed after too many of
+    /// those that another place hardly mends.
+    Refused {
+        /// What became of the start.
+        refusal: Refusal,
+        /// Whether another time or place hardly helps.
+        lasting: bool,
     },
 }
 
@@ -217,6 +228,19 @@ pub struct Exit {
     /// Whether its agent had begun to stop it before: then its end, also one with 0, is not its own.
     #[serde(default)]
     pub stopping: bool,
+}
+
+/// That the cluster would not take a worker.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Refusal {
+    /// The attempt.
+    pub attempt: u32,
+    /// The worker.
+    pub worker: u32,
+    /// Its node.
+    pub node: NodeId,
+    /// Why, as the cluster says it.
+    pub reason: String,
 }
 
 /// Why a job failed, with everything that a person needs to act.

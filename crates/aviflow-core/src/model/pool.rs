@@ -23,10 +23,13 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// The path of a node: as the document says, else domains of its own, since nobody knows that it
-    /// shares a switch with another.
+    /// The path of a node: as the cluster reports it, where that fits the levels; else as the document says, else
+    /// domains of its own, since nobody knows that it shares a switch with another.
     #[must_use]
-    pub fn path(&self, node: &str) -> Vec<String> {
+    pub fn path(&self, node: &str, reported: &[String]) -> Vec<String> {
+        if !reported.is_empty() && reported.len() == self.levels.len() {
+            return reported.to_vec();
+        }
         self.domains.get(node).cloned().unwrap_or_else(|| vec![format!("unlisted-{node}"); self.levels.len()])
     }
 }

@@ -7,6 +7,7 @@ use super::pass::{Ask, Pass, environment_ready, held_queue, within};
 use super::quota::Short;
 use super::reserve::Promise;
 use super::{Constraint, place};
+use crate::explain::NodeNames as _;
 use crate::gpus::Slots;
 use crate::model::{EvictionCause, Job, JobId, NODE_LEVEL, NodeCondition, Request, Snapshot};
 use std::borrow::Cow;
@@ -33,7 +34,8 @@ fn gate_of(pass: &Pass<'_>, ask: &Ask<'_>) -> Option<Constraint> {
         return job.environment.clone().map(|hash| Constraint::Environment { hash });
     }
     let until = job.not_before.filter(|t| *t > pass.now)?;
-    Some(Constraint::BackOff { until })
+    let (node, refused) = job.refused.as_ref().map(|r| (pass.snapshot.node_name(r.node), r.reason.clone())).unzip();
+    Some(Constraint::BackOff { until, node, refused })
 }
 
 /// Fills in the constraint of each waiting job; jobs of one class share theirs.
@@ -198,6 +200,7 @@ fn capacity(pass: &Pass<'_>, ask: &Ask<'_>) -> Constraint {
         }
     }
     let (room, free, most, _) = best.unwrap_or_default();
+    let (foreign, closed) = taken_otherwise(pass, ask);
     Constraint::Capacity {
         needs_nodes: class.nodes.min,
         gpus_per_node: gpus,
@@ -205,8 +208,19 @@ fn capacity(pass: &Pass<'_>, ask: &Ask<'_>) -> Constraint {
         nodes_with_room: room,
         free_gpus: free,
         most_free_on_a_node: most,
+        foreign_gpus: foreign,
+        closed_nodes: closed,
         level: class.topology.require.clone().filter(|l| l != NODE_LEVEL),
     }
+}
+
+/// GPUs of the types that a job may have which others use, and nodes of them that are there and take no new work.
+fn taken_otherwise(pass: &Pass<'_>, ask: &Ask<'_>) -> (u32, u32) {
+    let ids = pass.segments(ask).iter().flat_map(|s| &pass.grid.ids[pass.grid.segments[*s].nodes.clone()]);
+    let there = ids.filter_map(|id| pass.snapshot.nodes.get(id)).filter(|n| n.condition != NodeCondition::Gone);
+    there.fold((0, 0), |(foreign, closed), node| {
+        (foreign + node.foreign.count(), closed + u32::from(pass.takes_none(node)))
+    })
 }
 
 /// The first promise that leaves the job no room, or no quota. If it ended before, it could start.

@@ -103,15 +103,19 @@ pub(super) struct Ask<'a> {
 /// Rounds of a pass at most. Far more than are ever needed.
 const ROUNDS: usize = 1000;
 
+/// Whether a node takes no new work.
+fn takes_none(node: &Node, now: Time) -> bool {
+    let drained = node.drain.as_ref().is_some_and(|d| d.covers(now));
+    match node.condition {
+        NodeCondition::Gone => true,
+        NodeCondition::Cordoned => node.shut() || node.drain.is_none() || drained,
+        NodeCondition::Ready => drained,
+    }
+}
+
 /// GPUs of a node that gangs may have now or later.
 fn usable(node: &Node, now: Time) -> Slots {
-    let drained = node.drain.as_ref().is_some_and(|d| d.covers(now));
-    let closed = match node.condition {
-        NodeCondition::Gone => true,
-        NodeCondition::Cordoned => node.cordoned || node.drain.is_none() || drained,
-        NodeCondition::Ready => drained,
-    };
-    if closed { Slots::NONE } else { node.gpus.without(node.unhealthy).without(node.leaving) }
+    if takes_none(node, now) { Slots::NONE } else { node.workable() }
 }
 
 /// The quota tree with what is charged to it, and the branch of each interned queue.
@@ -186,7 +190,12 @@ impl<'a> Pass<'a> {
 
     /// GPUs of a node that gangs may have now or later.
     pub(super) fn usable(&self, node: &Node) -> Slots {
-        if self.taken.contains_key(&node.id) { Slots::NONE } else { usable(node, self.now) }
+        if self.takes_none(node) { Slots::NONE } else { node.workable() }
+    }
+
+    /// Whether a node takes no new work.
+    pub(super) fn takes_none(&self, node: &Node) -> bool {
+        self.taken.contains_key(&node.id) || takes_none(node, self.now)
     }
 
     /// From when on a node is to be empty, if it is.

@@ -161,9 +161,9 @@ fn ends(pass: &Pass<'_>) -> Vec<Time> {
             all[slot as usize] = pass.now;
         }
         // A drain that has an end: later everything is free again.
-        let open = !node.cordoned && node.condition != NodeCondition::Gone;
+        let open = !node.shut() && node.condition != NodeCondition::Gone;
         if let Some((_, until)) = pass.drain(node).filter(|(from, _)| open && *from <= pass.now) {
-            for slot in node.gpus.without(node.unhealthy).without(node.leaving).iter() {
+            for slot in node.workable().iter() {
                 all[slot as usize] = until;
             }
         }
@@ -319,7 +319,7 @@ fn earliest(pass: &Pass<'_>, ask: &Ask<'_>, segment: usize, wanted: &Wanted<'_>)
     let slots = |n: usize| {
         let node = pass.snapshot.nodes.get(&pass.grid.ids[n])?;
         let free = pass.views[0].free[n];
-        let rest = node.gpus.without(node.unhealthy).without(node.leaving).without(free);
+        let rest = node.workable().without(free);
         // Those that are free now last: others may use them meanwhile.
         let from_rest = rest.lowest(wanted.gpus_per_node.min(rest.count()))?;
         let more = free.lowest(wanted.gpus_per_node - from_rest.count())?;

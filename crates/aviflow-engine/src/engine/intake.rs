@@ -7,11 +7,11 @@ use aviflow_core::lifecycle::{Event, set_condition};
 use aviflow_core::model::{EnvironmentHash, EnvironmentState, Job, JobId, Node, NodeCondition, NodeId, Phase};
 use aviflow_core::time::Time;
 
-/// The condition of a node, which follows from three facts and is derived nowhere else.
+/// The condition of a node, which follows from four facts and is derived nowhere else.
 fn condition(gone: bool, node: &Node, now: Time) -> NodeCondition {
     if gone {
         NodeCondition::Gone
-    } else if node.cordoned || node.drained(now) {
+    } else if node.shut() || node.drained(now) {
         NodeCondition::Cordoned
     } else {
         NodeCondition::Ready
@@ -56,7 +56,9 @@ impl<S: Store> Engine<S> {
 
     fn observe(&mut self, observation: &Observation, work: &mut Work) {
         match observation {
-            Observation::NodeSeen { name, pool, gpu_type, gpus } => self.node_seen(name, pool, gpu_type, *gpus, work),
+            Observation::NodeSeen { name, pool, gpu_type, gpus, path } => {
+                self.node_seen(name, (pool, gpu_type, path), *gpus, work);
+            }
             Observation::NodeGone { name } => {
                 if let Some(id) = self.node_named(name) {
                     self.change_node_to(id, true, |_| {}, work);
@@ -66,6 +68,16 @@ impl<S: Store> Engine<S> {
                 if let Some(id) = self.node_named(name) {
                     let mask = broken.iter().filter(|i| **i < 64).fold(0u64, |m, i| m | 1 << i);
                     self.change_node(id, |n| n.unhealthy = Slots(mask).and(n.gpus), work);
+                }
+            }
+            Observation::NodeForeign { name, gpus } => {
+                if let Some(id) = self.node_named(name) {
+                    self.change_node(id, |n| n.others = *gpus, work);
+                }
+            }
+            Observation::NodeClosed { name, reason } => {
+                if let Some(id) = self.node_named(name) {
+                    self.change_node(id, |n| n.closed.clone_from(reason), work);
                 }
             }
             Observation::EnvironmentReady { hash } => {
@@ -101,9 +113,10 @@ impl<S: Store> Engine<S> {
         self.snapshot.nodes.values().find(|n| n.name == name).map(|n| n.id)
     }
 
-    fn node_seen(&mut self, name: &str, pool: &str, gpu_type: &str, gpus: u32, work: &mut Work) {
+    fn node_seen(&mut self, name: &str, kind: (&str, &str, &[String]), gpus: u32, work: &mut Work) {
+        let (pool, gpu_type, reported) = kind;
         let slots = Slots::first(gpus);
-        let path = self.snapshot.pools.get(pool).map(|p| p.path(name)).unwrap_or_default();
+        let path = self.snapshot.pools.get(pool).map(|p| p.path(name, reported)).unwrap_or_default();
         if let Some(id) = self.node_named(name) {
             let Some(node) = self.snapshot.nodes.get(&id) else { return };
             if node.gpus.without(node.leaving) != slots {
@@ -116,6 +129,7 @@ impl<S: Store> Engine<S> {
                     pool.clone_into(&mut n.pool);
                     gpu_type.clone_into(&mut n.gpu_type);
                     n.path = path;
+                    reported.clone_into(&mut n.reported);
                 },
                 work,
             );
@@ -125,7 +139,11 @@ impl<S: Store> Engine<S> {
             return;
         }
         self.last_node += 1;
-        let node = Node { path, ..Node::new(NodeId(self.last_node), name, pool, gpu_type, slots) };
+        let node = Node {
+            path,
+            reported: reported.to_vec(),
+            ..Node::new(NodeId(self.last_node), name, pool, gpu_type, slots)
+        };
         self.snapshot.ledger.open_node(&node, self.now);
         work.nodes.insert(node.id);
         self.snapshot.nodes.insert(node.id, node);
@@ -138,6 +156,7 @@ impl<S: Store> Engine<S> {
         node.gpus = slots.or(node.held);
         node.leaving = node.held.without(slots);
         node.unhealthy = node.unhealthy.and(node.gpus);
+        node.settle();
         let gpus = node.gpus;
         work.entries.extend(self.snapshot.ledger.resize_node(id, gpus, self.now));
         work.nodes.insert(id);

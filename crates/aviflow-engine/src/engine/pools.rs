@@ -43,8 +43,9 @@ impl<S: Store> Engine<S> {
     fn set_paths(&mut self, pool: &str, work: &mut Work) {
         let document = self.snapshot.pools.get(pool).cloned();
         let of_pool = self.snapshot.nodes.values().filter(|n| n.pool == pool);
-        let nodes: Vec<(NodeId, Vec<String>)> =
-            of_pool.map(|n| (n.id, document.as_ref().map(|d| d.path(&n.name)).unwrap_or_default())).collect();
+        let nodes: Vec<(NodeId, Vec<String>)> = of_pool
+            .map(|n| (n.id, document.as_ref().map(|d| d.path(&n.name, &n.reported)).unwrap_or_default()))
+            .collect();
         for (node, path) in nodes {
             self.change_node(node, |n| n.path = path, work);
         }

@@ -41,7 +41,13 @@ impl World {
     }
 
     fn see(&mut self, n: u32) {
-        let seen = Observation::NodeSeen { name: format!("n{n}"), pool: "p".into(), gpu_type: "H100".into(), gpus: 8 };
+        let seen = Observation::NodeSeen {
+            name: format!("n{n}"),
+            pool: "p".into(),
+            gpu_type: "H100".into(),
+            gpus: 8,
+            path: Vec::new(),
+        };
         self.turn(&[Input::Observe(seen)]);
     }
 

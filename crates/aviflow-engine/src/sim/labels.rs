@@ -18,6 +18,7 @@ pub(super) fn phase(phase: &Phase) -> String {
                 Intent::NodeFailure(_) => "node failure",
                 Intent::Requeue => "requeue",
                 Intent::Unready { .. } => "unready",
+                Intent::Refused { .. } => "refused",
             }
         ),
         other => other.name().to_owned(),
@@ -92,6 +93,7 @@ fn what(kind: &MomentKind) -> Option<String> {
         MomentKind::Updated { .. } => "update".to_owned(),
         MomentKind::DependencyMet { .. } => "dependency met".to_owned(),
         MomentKind::DependencyFailed { .. } => "dependency failed".to_owned(),
+        MomentKind::AskedToLeave { .. } => "asked to leave".to_owned(),
         MomentKind::Submitted { .. }
         | MomentKind::Placed { .. }
         | MomentKind::Running { .. }
@@ -105,6 +107,7 @@ fn what(kind: &MomentKind) -> Option<String> {
         | MomentKind::Cancelling { .. }
         | MomentKind::TimeLimitReached
         | MomentKind::NeverReady { .. }
+        | MomentKind::Refused { .. }
         | MomentKind::RequeueAsked { .. }
         | MomentKind::QueuedAgain { .. }
         | MomentKind::Succeeded

@@ -308,7 +308,7 @@ impl Planted {
             Order::Prepare { .. } => !self.has(Bug::DoesNotPrepareAgain),
             Order::Launch { .. } => !self.has(Bug::DoesNotLaunchAgain),
             Order::Stop { .. } => !self.has(Bug::DoesNotStopAgain),
-            Order::Confirm { .. } | Order::Remove { .. } => true,
+            Order::Confirm { .. } | Order::Remove { .. } | Order::Keep { .. } => true,
         });
         orders
     }

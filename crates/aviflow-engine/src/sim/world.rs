@@ -360,7 +360,13 @@ impl World {
         let seen = if self.dead_nodes.contains(&node) {
             Observation::NodeGone { name: name.clone() }
         } else {
-            Observation::NodeSeen { name: name.clone(), pool: POOL.into(), gpu_type: GPU_TYPE.into(), gpus: 8 }
+            Observation::NodeSeen {
+                name: name.clone(),
+                pool: POOL.into(),
+                gpu_type: GPU_TYPE.into(),
+                gpus: 8,
+                path: Vec::new(),
+            }
         };
         self.at(self.now + Span(delay), Happening::Say(seen));
         let broken = self.broken.get(&node).cloned().unwrap_or_default();
@@ -432,6 +438,7 @@ impl World {
                     self.after(key, 20, 0, 50, Happening::Stop(key, grace.0));
                 }
             }
+            Order::Keep { .. } => {}
             Order::Remove { job, attempt } => {
                 for key in self.of_attempt(*job, *attempt) {
                     if self.workers.get(&key).is_some_and(Worker::runs) {

@@ -256,7 +256,8 @@ impl World {
         let (handle, _) = starter.start(store, cluster, |_| {}).unwrap();
         for name in ["node-1", "node-2"] {
             let (pool, gpu_type) = ("main".into(), "H100".into());
-            handle.observe(Observation::NodeSeen { name: name.into(), pool, gpu_type, gpus: 8 }, None);
+            handle
+                .observe(Observation::NodeSeen { name: name.into(), pool, gpu_type, gpus: 8, path: Vec::new() }, None);
         }
         let telemetry = Arc::new(FileTelemetry::open(folder.path()).unwrap());
         let objects = Arc::new(Objects::open(folder.path()).unwrap());

@@ -7,7 +7,7 @@ use aviflow_core::lifecycle::{Moment, MomentKind};
 use aviflow_core::model::{
     Address, Beneficiary, Cause, Checkpoint, Claim, Counters, Dependency, Ending, EnvironmentHash, EnvironmentState,
     Eviction, EvictionCause, Exit, Failure, Gang, Intent, Job, JobId, JobKey, Node, NodeCondition, NodeId, NodeRange,
-    Phase, Placement, Request, Stopping, Suspending, Topology, TurnedOut, Worker, WorkerState,
+    Phase, Placement, Refusal, Request, Stopping, Suspending, Topology, TurnedOut, Worker, WorkerState,
 };
 use aviflow_core::time::{Span, Time};
 use aviflow_engine::ports::{Act, Batch, JobRecord, Loaded};
@@ -277,6 +277,8 @@ fn random_job(rng: &mut Rng, id: JobId) -> Job {
             attempt: rng.small(9),
         }),
         not_before: rng.chance().then(|| rng.time()),
+        refused: rng.chance().then(|| random_refusal(rng)),
+        refusals: rng.small(5),
         held: rng.chance().then(|| rng.text()),
         claim: rng.chance().then(|| Claim {
             placement: Placement(vec![(NodeId(rng.small(9)), Slots(rng.number()))]),
@@ -314,7 +316,7 @@ fn random_phase(rng: &mut Rng) -> Phase {
         0 | 1 => Phase::Queued,
         2 => Phase::Starting(random_gang(rng)),
         3 => Phase::Running(random_gang(rng)),
-        4 => Phase::Suspending(Suspending { gang: random_gang(rng), by: rng.text() }),
+        4 => Phase::Suspending(Suspending { gang: random_gang(rng), by: rng.text(), asked: rng.chance() }),
         5 => Phase::Stopping(Stopping { gang: random_gang(rng), intent: random_intent(rng) }),
         6 => Phase::Succeeded,
         7 => Phase::Failed(random_failure(rng)),
@@ -323,14 +325,19 @@ fn random_phase(rng: &mut Rng) -> Phase {
 }
 
 fn random_intent(rng: &mut Rng) -> Intent {
-    match rng.below(6) {
+    match rng.below(7) {
         0 => Intent::Cancel { by: rng.text() },
         1 => Intent::TimeLimit,
         2 => Intent::Failure(random_failure(rng)),
         3 => Intent::NodeFailure(random_failure(rng)),
         4 => Intent::Requeue,
+        5 => Intent::Refused { refusal: random_refusal(rng), lasting: rng.chance() },
         _ => Intent::Unready { missing: vec![0, 3] },
     }
+}
+
+fn random_refusal(rng: &mut Rng) -> Refusal {
+    Refusal { attempt: rng.small(9), worker: rng.small(9), node: NodeId(rng.small(9)), reason: rng.text() }
 }
 
 fn random_failure(rng: &mut Rng) -> Failure {
@@ -380,7 +387,11 @@ fn random_node(rng: &mut Rng, id: NodeId) -> Node {
         held: Slots(rng.number()),
         unhealthy: Slots(rng.number()),
         leaving: Slots::NONE,
+        others: rng.small(9),
+        foreign: Slots(rng.number()),
         cordoned: rng.chance(),
+        closed: rng.chance().then(|| rng.text()),
+        reported: (0..rng.below(3)).map(|_| rng.text()).collect(),
         claimed: Slots(rng.number()),
         path: (0..rng.below(3)).map(|_| rng.text()).collect(),
         drain: rng.chance().then(|| documents::drain(rng)),

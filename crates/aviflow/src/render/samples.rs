@@ -73,6 +73,8 @@ fn capacity() -> Constraint {
         gpus_per_node: 8,
         gpu_types: vec!["H100".into()],
         nodes_with_room: 0,
+        foreign_gpus: 0,
+        closed_nodes: 0,
         free_gpus: 8,
         level: None,
         most_free_on_a_node: 4,

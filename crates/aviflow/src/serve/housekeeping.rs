@@ -142,7 +142,7 @@ mod tests {
         let (keeper, reader) = (store.keeper().unwrap(), store.reader().unwrap());
         let (engine, thread) = Starter::default().start(store, Idle, |_| {}).unwrap();
         let (name, pool, gpu_type) = ("local-0".into(), "local".into(), "none".into());
-        engine.observe(Observation::NodeSeen { name, pool, gpu_type, gpus: 1 }, None);
+        engine.observe(Observation::NodeSeen { name, pool, gpu_type, gpus: 1, path: Vec::new() }, None);
         let pause = Input::Pause { on: true, by: "ada".into(), reason: None };
         engine.ask(pause).unwrap();
         let jobs = [ended(&engine), ended(&engine), ended(&engine)];

@@ -93,7 +93,7 @@ fn lift(s: &Snapshot, id: JobId, constraint: &Constraint, now: Time) -> (Worlds,
         Constraint::Environment { hash } => with(&|s| {
             s.environments.insert(hash.clone(), EnvironmentState::Ready);
         }),
-        Constraint::BackOff { until } => {
+        Constraint::BackOff { until, .. } => {
             all.push((s.clone(), *until));
             almost.push((s.clone(), *until - Span(1)));
         }

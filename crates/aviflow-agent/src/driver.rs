@@ -162,6 +162,13 @@ impl Driver {
         let now = self.now().0;
         if self.link.open(now) {
             let port = self.offer_port();
+            // Read each time: kubelet replaces it before it expires.
+            let token = self.spec.token_file.as_ref().map(std::fs::read_to_string);
+            match token {
+                Some(Ok(token)) => self.machine.set_token(token.trim().to_owned()),
+                Some(Err(e)) => complain(&format!("the token cannot be read: {e}; the one before is used")),
+                None => {}
+            }
             let log = self.spool.range();
             self.inputs.push_back(Input::Opened { port, log });
         }

@@ -119,6 +119,11 @@ impl Machine {
         }
     }
 
+    /// From now on this proves to the control plane who the agent is.
+    pub fn set_token(&mut self, token: String) {
+        self.spec.token = token;
+    }
+
     /// When [`Input::Timer`] is due, if nothing else happens.
     #[must_use]
     pub fn next_timer(&self) -> Option<u64> {

@@ -40,13 +40,21 @@ pub fn environment(
     mark: &str,
 ) -> BTreeMap<OsString, OsString> {
     let mut environment: BTreeMap<OsString, OsString> =
-        own.into_iter().filter(|(name, _)| BASE.iter().any(|base| name == base)).collect();
+        own.into_iter().filter(|(name, _)| spec.inherit || BASE.iter().any(|base| name == base)).collect();
     // Without it, Python holds back the output that somebody waits for.
     environment.insert("PYTHONUNBUFFERED".into(), "1".into());
     for (name, value) in &spec.env {
         // A name that no environment can hold would keep the process from starting.
         if !name.is_empty() && !name.contains(['=', '\0']) && !value.contains('\0') {
             environment.insert(name.into(), value.into());
+        }
+    }
+    for (name, path) in &spec.prepend {
+        let list = environment.entry(name.into()).or_default();
+        let rest = std::mem::replace(list, path.into());
+        if !rest.is_empty() {
+            list.push(":");
+            list.push(rest);
         }
     }
     for reserved in crate::wiring::RESERVED {
@@ -179,6 +187,26 @@ mod tests {
             ("PATH", "/venv/bin"),
             ("PYTHONUNBUFFERED", "1"),
             ("X", "1"),
+        ]);
+        assert_eq!(got.into_iter().collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn a_container_s_variables_are_inherited() {
+        let mut spec = spec();
+        spec.inherit = true;
+        spec.env.insert("X".into(), "job".into());
+        spec.prepend.insert("PYTHONPATH".into(), "/hooks".into());
+        spec.prepend.insert("NEW".into(), "/new".into());
+        let own = env(&[("SECRET", "x"), ("X", "image"), ("PYTHONPATH", "/image"), ("RANK", "7")]);
+        let got = environment(own, &spec, &BTreeMap::new(), "m");
+        let expected = env(&[
+            (MARK, "m"),
+            ("NEW", "/new"),
+            ("PYTHONPATH", "/hooks:/image"),
+            ("PYTHONUNBUFFERED", "1"),
+            ("SECRET", "x"),
+            ("X", "job"),
         ]);
         assert_eq!(got.into_iter().collect::<Vec<_>>(), expected);
     }

@@ -68,6 +68,10 @@ pub struct WorkerSpec {
     pub node: String,
     /// The secret bound to job, attempt and node.
     pub token: String,
+    /// A file with what proves to the control plane who this is, read for each connection as it is replaced from
+    /// time to time; none where the token itself does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub token_file: Option<PathBuf>,
     /// Where the control plane listens.
     pub control: Endpoint,
     /// The address under which the other workers of the gang reach this node.
@@ -78,6 +82,13 @@ pub struct WorkerSpec {
     pub cwd: PathBuf,
     /// Variables from the job, the environment and the body; the wiring is added by the agent and wins.
     pub env: BTreeMap<String, String>,
+    /// Whether ranks get all variables of the agent, which are those of its container, beneath [`WorkerSpec::env`].
+    /// Otherwise they get a few, such as `PATH`.
+    #[serde(default)]
+    pub inherit: bool,
+    /// Lists of paths to be put in front of those that ranks would have otherwise, such as `PYTHONPATH`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub prepend: BTreeMap<String, String>,
     /// Ranks that this worker starts: 1, or one for each GPU.
     pub ranks: u32,
     /// The first of them.

@@ -173,6 +173,9 @@ pub(crate) mod tests {
             grace_ms: 30_000,
             log_buffer: 1 << 20,
             facts: BTreeMap::new(),
+            token_file: None,
+            inherit: false,
+            prepend: BTreeMap::new(),
         }
     }
 

@@ -254,9 +254,22 @@ pub struct Provenance {
     /// The job that this one repeats, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rerun_of: Option<String>,
+    /// The object of the cluster that it was submitted as, if it was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub object: Option<ObjectRef>,
     /// The file it was submitted from, as a person would name it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file: Option<String>,
+}
+
+/// An object of a cluster.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ObjectRef {
+    /// Its name.
+    pub name: String,
+    /// Its uid, which no other object ever has.
+    pub uid: String,
 }
 
 /// A code snapshot.

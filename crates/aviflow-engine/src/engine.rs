@@ -27,7 +27,7 @@ use crate::sim::planted::Planted;
 use aviflow_core::ledger::Entry;
 use aviflow_core::lifecycle::{self, Action, Event, Moment};
 use aviflow_core::model::{
-    EnvironmentHash, EnvironmentState, Job, JobId, JobKey, NodeId, Phase, Placement, Queue, Snapshot, Term,
+    EnvironmentHash, EnvironmentState, Job, JobId, JobKey, NodeId, Phase, Placement, Queue, Snapshot, Term, WorkerState,
 };
 use aviflow_core::schedule::{self, Decision, Memo, Plan};
 use aviflow_core::time::{Span, Time};
@@ -422,7 +422,11 @@ impl<S: Store> Engine<S> {
                 let name =
                     |(n, _): &(NodeId, _)| self.snapshot.nodes.get(n).map(|n| n.name.clone()).unwrap_or_default();
                 let nodes = placement.0.iter().map(name).collect();
-                Order::Launch { record: self.records.get(&job)?.clone(), attempt, placement, nodes }
+                let gang = self.snapshot.jobs.get(&job).and_then(|j| j.phase.gang());
+                let workers = gang.map_or(&[][..], |g| &g.workers);
+                let heard = (0u32..).zip(workers).filter(|(_, w)| w.state > WorkerState::Launched).map(|(n, _)| n);
+                let record = self.records.get(&job)?.clone();
+                Order::Launch { record, attempt, placement, nodes, heard: heard.collect() }
             }
             Action::Confirm { attempt, epoch, rank0, best_step } => {
                 Order::Confirm { job, attempt, epoch, rank0, best_step }

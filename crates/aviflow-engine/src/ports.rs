@@ -13,7 +13,7 @@ use aviflow_core::model::{
 };
 use aviflow_core::time::{Span, Time};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
@@ -25,6 +25,12 @@ use std::sync::Arc;
 pub trait Cluster {
     /// Carries out orders, in their order.
     fn apply(&mut self, orders: &[Stamped]);
+}
+
+impl Cluster for Box<dyn Cluster + Send> {
+    fn apply(&mut self, orders: &[Stamped]) {
+        (**self).apply(orders);
+    }
 }
 
 /// An order with the term and generation of the decision behind it.
@@ -63,6 +69,9 @@ pub enum Order {
         placement: Placement,
         /// Names of the placement's nodes, in its order.
         nodes: Vec<String>,
+        /// Workers that were heard of: they exist or existed, and must not be made a second time. Of one that
+        /// is not there any more, the end is reported.
+        heard: BTreeSet<u32>,
     },
     /// Every worker is ready: start the ranks of this epoch.
     Confirm {

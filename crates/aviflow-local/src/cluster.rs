@@ -267,7 +267,9 @@ impl Cluster for LocalCluster {
             match order {
                 Order::Reconcile { live } => self.reconcile(live),
                 Order::Prepare { record } => self.prepare(record),
-                Order::Launch { record, attempt, placement, nodes } => self.launch(record, *attempt, placement, nodes),
+                Order::Launch { record, attempt, placement, nodes, .. } => {
+                    self.launch(record, *attempt, placement, nodes)
+                }
                 Order::Confirm { job, attempt, epoch, rank0, best_step } => {
                     self.shared.start(*term, *job, *attempt, *epoch, rank0, *best_step);
                 }

@@ -16,7 +16,7 @@ use tar::EntryType;
 ///
 /// # Errors
 /// With a sentence about the archive, the entry that it refuses, or the disk.
-pub(crate) fn unpack(archive: &Path, folder: &Path) -> Result<(), String> {
+pub fn unpack(archive: &Path, folder: &Path) -> Result<(), String> {
     let file = fs::File::open(archive).map_err(|e| format!("the code snapshot cannot be read: {e}"))?;
     let mut archive = tar::Archive::new(io::BufReader::with_capacity(128 << 10, file));
     fs::create_dir(folder).map_err(|e| cannot_write(folder, &e))?;

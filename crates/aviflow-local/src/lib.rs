@@ -32,7 +32,7 @@
 
 pub mod archive;
 mod cluster;
-mod code;
+pub mod code;
 mod devices;
 pub mod environments;
 mod handle;

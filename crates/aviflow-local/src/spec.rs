@@ -74,6 +74,9 @@ pub(crate) fn worker_spec(
         grace_ms: u64::try_from(site.config.grace.0).unwrap_or(0),
         log_buffer: site.config.log_buffer,
         facts: BTreeMap::new(),
+        token_file: None,
+        inherit: false,
+        prepend: BTreeMap::new(),
     })
 }
 

@@ -4,8 +4,11 @@ use crate::auth::Token;
 use crate::body::{Body, CatalogueEntry};
 use crate::error::Failure;
 use crate::routes;
+use crate::submit::{Applied, submit_applied};
 use crate::view::Names;
 use aviflow_api::file::Defaults;
+use aviflow_core::model::{Job, JobId, JobKey};
+use aviflow_core::time::Time;
 use aviflow_engine::driver::{Handle, View};
 use aviflow_store::{FileTelemetry, Objects, Reader};
 use axum::Router;
@@ -146,6 +149,29 @@ pub struct Server {
     pub(crate) app: Arc<App>,
 }
 
+/// Submits objects of a cluster, with the checks that every submission passes. Calls wait for the disk.
+#[derive(Clone)]
+pub struct Applies {
+    app: Arc<App>,
+}
+
+impl Applies {
+    /// Submits an object, or finds the job that an earlier try has made of it.
+    ///
+    /// # Errors
+    /// With the reason and what to do, in a sentence.
+    pub fn submit(&self, applied: Applied) -> Result<(JobId, JobKey), String> {
+        submit_applied(&self.app, applied).map_err(|failure| failure.sentence())
+    }
+
+    /// A job that has ended, and when it did.
+    #[must_use]
+    pub fn ended(&self, job: JobId) -> Option<(Job, Option<Time>)> {
+        let (kept, _) = self.app.parts.reader.job(job).ok()??;
+        Some((kept.job, kept.ended))
+    }
+}
+
 impl Server {
     /// A server of these parts; nothing listens yet.
     #[must_use]
@@ -154,6 +180,12 @@ impl Server {
         let changes = crate::changes::Hub::default();
         let transfers = Arc::new(Semaphore::new(TRANSFERS));
         Server { app: Arc::new(App { parts, stopping, changes, transfers }) }
+    }
+
+    /// What submits objects of a cluster, for the body that finds them.
+    #[must_use]
+    pub fn applies(&self) -> Applies {
+        Applies { app: self.app.clone() }
     }
 
     /// The routes.

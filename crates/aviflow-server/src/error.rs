@@ -24,6 +24,12 @@ impl Failure {
         Failure { status, error: ApiError::new(code, message), missing: Vec::new() }
     }
 
+    /// What happened and what to do, in one line.
+    pub(crate) fn sentence(&self) -> String {
+        let message = &self.error.message;
+        self.error.help.as_ref().map_or_else(|| message.clone(), |help| format!("{message}; {help}"))
+    }
+
     /// Something in the request cannot be read.
     pub(crate) fn bad(message: impl Into<String>) -> Failure {
         Failure::new(StatusCode::BAD_REQUEST, "badRequest", message)

@@ -44,6 +44,7 @@ mod view;
 #[cfg(test)]
 mod tests;
 
-pub use app::{Info, Parts, Server, ServerConfig, ServerError};
+pub use app::{Applies, Info, Parts, Server, ServerConfig, ServerError};
 pub use auth::{Token, TokenError};
 pub use body::{Body, BodyAgent, CatalogueEntry, ExecRefusal, ExecTarget};
+pub use submit::Applied;

@@ -22,6 +22,7 @@ use aviflow_core::explain::NodeNames;
 use aviflow_core::model::{EnvironmentHash, EnvironmentState, Job, JobId, JobKey, Request, Snapshot};
 use aviflow_core::schedule::{Decision, Memo, plan};
 use aviflow_engine::engine::{Answer, Refusal, Submission, refusal};
+use aviflow_engine::ports::JobRecord;
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -52,6 +53,49 @@ pub(crate) async fn submit(
         }
     })
     .await
+}
+
+/// A submission that came as an object of the cluster.
+#[derive(Clone, Debug)]
+pub struct Applied {
+    /// The namespace.
+    pub namespace: String,
+    /// Who applied it.
+    pub user: String,
+    /// The document.
+    pub spec: JobSpec,
+    /// What it was resolved to; names the object.
+    pub provenance: Provenance,
+}
+
+/// Submits an object, or finds the job that an earlier try has made of it.
+pub(crate) fn submit_applied(app: &App, applied: Applied) -> Result<(JobId, JobKey), Failure> {
+    let Applied { namespace, user, spec, provenance } = applied;
+    let object = provenance.object.clone();
+    let same = move |record: &JobRecord| object.is_some() && record.provenance.object == object;
+    if let Some(record) = app.parts.reader.latest_of(&namespace, &spec.name, None)?.map(|id| jobs::record(app, id)) {
+        let record = record?;
+        if same(&record) {
+            return Ok((record.id, record.key.clone()));
+        }
+    }
+    let live = app.view(move |view| view.records.values().find(|r| same(r)).map(|r| (r.id, r.key.clone())))?;
+    if let Some(found) = live {
+        return Ok(found);
+    }
+    let submission = Submission { namespace, ..checked(app, Submit { spec, provenance }, user)? };
+    let missing = missing(app, &submission.provenance)?;
+    if !missing.is_empty() {
+        return Err(Failure::missing(missing));
+    }
+    check_hash(app, &submission.provenance)?;
+    match app.parts.engine.submit(submission)? {
+        Answer::Submitted(record) => Ok((record.id, record.key.clone())),
+        Answer::Refused(refusal) => Err(refusal.into()),
+        Answer::Done | Answer::DoneWith(_) | Answer::Rolling { .. } => {
+            Err(Failure::internal("the engine took a submission and made no job of it"))
+        }
+    }
 }
 
 /// The submission as the engine takes it; what depends on objects is not checked.

@@ -11,7 +11,8 @@ pub use jobs::{
     SuspendArgs, UpdateArgs,
 };
 pub use platform::{
-    ContextCommand, EnvCommand, LoginArgs, NodeCommand, ServeArgs, ServerCommand, StartArgs, StoreCommand, UsageArgs,
+    ContextCommand, EnvCommand, KubeArgs, LoginArgs, NodeCommand, ServeArgs, ServerCommand, StartArgs, StoreCommand,
+    UsageArgs,
 };
 pub use simulate::{Preemption, SimulateArgs, TraceFormat};
 
@@ -231,6 +232,12 @@ pub enum Command {
     },
     /// Print the version of this program
     Version,
+    /// Lay out agent, code and spec of a worker in the volume of its pod
+    #[command(hide = true)]
+    WorkerPrepare {
+        /// Where the volume is mounted
+        folder: PathBuf,
+    },
     /// The supervisor of one worker's ranks
     #[command(hide = true)]
     Agent {

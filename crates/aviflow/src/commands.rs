@@ -11,6 +11,7 @@ mod exec;
 mod logs;
 mod look;
 mod platform;
+mod prepare;
 mod rerun;
 mod run;
 mod server;
@@ -64,6 +65,7 @@ pub fn dispatch(cli: Cli, output: Output) -> Result<ExitCode> {
     // These need no folder and no configuration.
     let command = match cli.command {
         Command::Agent { folder } => return Ok(aviflow_agent::run(&folder)),
+        Command::WorkerPrepare { folder } => return Ok(prepare::prepare(&folder)),
         Command::Completion { shell } => {
             let mut out = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "aviflow", &mut out);
@@ -110,6 +112,7 @@ pub fn dispatch(cli: Cli, output: Output) -> Result<ExitCode> {
         Command::Login(args) => done(context::login(&app, &args)),
         Command::Context { command } => done(context::context(&app, command)),
         Command::Agent { .. }
+        | Command::WorkerPrepare { .. }
         | Command::Completion { .. }
         | Command::Version
         | Command::Serve(_)

@@ -5,9 +5,12 @@
 
 mod body;
 mod housekeeping;
+mod kube;
 mod shipped;
 
-use crate::cli::{ServeArgs, StartArgs};
+pub use shipped::write_hooks;
+
+use crate::cli::{KubeArgs, ServeArgs, StartArgs};
 use crate::commands::goes_on;
 use crate::error::{Failure, Result, While};
 use crate::home::{Home, PoolFile, ServerFile};
@@ -16,9 +19,11 @@ use aviflow_api::file::Defaults;
 use aviflow_core::gpus::Slots;
 use aviflow_core::model::Phase;
 use aviflow_engine::driver::{Handle, Starter};
-use aviflow_engine::ports::{Observation, StoreError};
+use aviflow_engine::ports::{Cluster, Observation, StoreError};
+use aviflow_link::Durable;
+use aviflow_local::Objects as Find;
 use aviflow_local::{LocalCluster, LocalConfig, NodeConfig};
-use aviflow_server::{Info, Parts, Server, ServerConfig, Token};
+use aviflow_server::{Body, Info, Parts, Server, ServerConfig, Token};
 use aviflow_store::{FileTelemetry, Objects, SqliteStore};
 use housekeeping::Housekeeping;
 use serde::{Deserialize, Serialize};
@@ -92,7 +97,7 @@ fn run(args: &ServeArgs, announce: &mut dyn FnMut(Announcement)) -> Result<()> {
         .enable_all()
         .build()
         .or_fail(|| "threads cannot be started".to_owned())?;
-    let plane = Plane::start(&home, &pool, &runtime)?;
+    let plane = Plane::start(&home, &pool, &args.kube, &runtime)?;
     runtime.block_on(plane.serve(&home, args.pool.listen.as_deref(), announce))
 }
 
@@ -119,7 +124,7 @@ struct Plane {
 }
 
 impl Plane {
-    fn start(home: &Home, pool: &PoolFile, runtime: &Runtime) -> Result<Plane> {
+    fn start(home: &Home, pool: &PoolFile, kube: &KubeArgs, runtime: &Runtime) -> Result<Plane> {
         let started = now();
         let folder = home.path();
         let token = Token::load_or_create(&home.join("token")).map_err(|e| Failure::new(e.to_string()))?;
@@ -138,11 +143,14 @@ impl Plane {
             forget_build(&builds, &observation);
             handle.observe(observation, durable);
         };
-        let config = config(home, pool, objects.clone())?;
-        let nodes: BTreeSet<String> = config.nodes.iter().map(|n| n.name.clone()).collect();
-        let cluster = LocalCluster::start(config, telemetry.clone(), report, runtime.handle().clone())
-            .map_err(|e| Failure::new(e.to_string()))?;
-        let local = cluster.handle();
+        let (ground, client) = if kube.kube {
+            let find = finder(home, objects.clone());
+            let (ground, client) = kube::ground(kube, folder.to_owned(), find, telemetry.clone(), report, runtime)?;
+            (ground, Some(client))
+        } else {
+            (this_machine(config(home, pool, objects.clone())?, telemetry.clone(), report, runtime)?, None)
+        };
+        let Ground { cluster, body, nodes } = ground;
         let (end, ended) = oneshot::channel();
         let (engine, thread) = starter
             .start(store, cluster, move |error| {
@@ -150,16 +158,18 @@ impl Plane {
                 let _ = end.send(error);
             })
             .map_err(store_failure)?;
-        forget_nodes(&engine, nodes)?;
+        if let Some(nodes) = nodes {
+            forget_nodes(&engine, nodes)?;
+        }
         Housekeeping {
             keeper,
             reader: reader.clone(),
             objects: objects.clone(),
             telemetry: telemetry.clone(),
             folder: Box::new({
-                let local = local.clone();
+                let body = body.clone();
                 move |job| {
-                    let volumes = local.volumes(job);
+                    let volumes = body.volumes(job);
                     volumes.parent().unwrap_or(&volumes).to_owned()
                 }
             }),
@@ -171,13 +181,16 @@ impl Plane {
             reader,
             objects,
             telemetry,
-            body: Arc::new(body::Local::new(local, runtime.handle().clone())),
+            body,
             environments,
             defaults: Defaults::default(),
             token,
             info: Info { version: env!("CARGO_PKG_VERSION").to_owned(), home: folder.display().to_string(), started },
             config: ServerConfig::default(),
         });
+        if let Some(client) = client {
+            kube::mirror(client, engine.clone(), server.applies(), runtime);
+        }
         Ok(Plane { engine, thread, ended, server, started })
     }
 
@@ -246,17 +259,43 @@ fn store_failure(error: StoreError) -> Failure {
     Failure::platform(error.to_string())
 }
 
-fn config(home: &Home, pool: &PoolFile, objects: Arc<Objects>) -> Result<LocalConfig> {
-    let program = std::env::current_exe().or_fail(|| "this program cannot be found".to_owned())?;
-    let agent = vec![program.into_os_string(), "agent".into()];
+/// What jobs run on.
+struct Ground {
+    cluster: Box<dyn Cluster + Send>,
+    body: Arc<dyn Body>,
+    /// All nodes that there are, where that is known from the start.
+    nodes: Option<BTreeSet<String>>,
+}
+
+/// This machine's processes as the body.
+fn this_machine(
+    config: LocalConfig,
+    telemetry: Arc<FileTelemetry>,
+    report: impl Fn(Observation, Option<Durable>) + Send + Sync + 'static,
+    runtime: &Runtime,
+) -> Result<Ground> {
+    let nodes = Some(config.nodes.iter().map(|n| n.name.clone()).collect());
+    let cluster = LocalCluster::start(config, telemetry, report, runtime.handle().clone())
+        .map_err(|e| Failure::new(e.to_string()))?;
+    let body = Arc::new(body::Local::new(cluster.handle(), runtime.handle().clone()));
+    Ok(Ground { cluster: Box::new(cluster), body, nodes })
+}
+
+/// Finds objects by their content.
+fn finder(home: &Home, objects: Arc<Objects>) -> Find {
     let root = home.path().to_owned();
-    let find = move |hash: &str| -> std::io::Result<PathBuf> {
+    Arc::new(move |hash: &str| {
         // Read to its end, where it fails if the content is not what its hash says.
         std::io::copy(&mut objects.get(hash)?, &mut std::io::sink())?;
         let (first, rest) = hash.split_at(2);
         Ok(root.join("objects/sha256").join(first).join(rest))
-    };
-    let mut config = LocalConfig::new(home.path().to_owned(), agent, Arc::new(find));
+    })
+}
+
+fn config(home: &Home, pool: &PoolFile, objects: Arc<Objects>) -> Result<LocalConfig> {
+    let program = std::env::current_exe().or_fail(|| "this program cannot be found".to_owned())?;
+    let agent = vec![program.into_os_string(), "agent".into()];
+    let mut config = LocalConfig::new(home.path().to_owned(), agent, finder(home, objects));
     config.nodes =
         (0..pool.nodes).map(|n| NodeConfig { name: format!("local-{n}"), gpus: pool.gpus_per_node }).collect();
     config.gpu_type.clone_from(&pool.gpu_type);

@@ -5,7 +5,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 
 /// What each crate may depend on of this workspace: the arrows of the architecture.
-const ARROWS: [(&str, &[&str]); 11] = [
+const ARROWS: [(&str, &[&str]); 12] = [
     ("aviflow-core", &[]),
     ("aviflow-replay", &["aviflow-core"]),
     ("aviflow-agent", &[]),
@@ -14,6 +14,7 @@ const ARROWS: [(&str, &[&str]); 11] = [
     ("aviflow-store", &["aviflow-core", "aviflow-api", "aviflow-engine"]),
     ("aviflow-link", &["aviflow-core", "aviflow-engine", "aviflow-agent"]),
     ("aviflow-local", &["aviflow-core", "aviflow-api", "aviflow-engine", "aviflow-agent", "aviflow-link"]),
+    ("aviflow-kube", &["aviflow-core", "aviflow-api", "aviflow-engine", "aviflow-agent", "aviflow-link"]),
     // The server reads the store, and never writes it: ended jobs are in no snapshot.
     ("aviflow-server", &["aviflow-core", "aviflow-api", "aviflow-engine", "aviflow-store"]),
     (
@@ -24,7 +25,9 @@ const ARROWS: [(&str, &[&str]); 11] = [
             "aviflow-api",
             "aviflow-engine",
             "aviflow-store",
+            "aviflow-link",
             "aviflow-local",
+            "aviflow-kube",
             "aviflow-server",
             "aviflow-agent",
         ],

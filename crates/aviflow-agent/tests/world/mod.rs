@@ -89,6 +89,9 @@ pub fn spec(folder: &Path, script: &str) -> WorkerSpec {
         grace_ms: 60_000,
         log_buffer: 64 << 20,
         facts: BTreeMap::new(),
+        token_file: None,
+        inherit: false,
+        prepend: BTreeMap::new(),
     }
 }
 

@@ -11,7 +11,7 @@ use aviflow_engine::ports::{Cluster, JobRecord, Observation, Order, Stamped, Wor
 use aviflow_engine::telemetry::{BuildProgress, Point, StreamKey, Telemetry};
 use aviflow_local::{LocalCluster, LocalConfig, NodeConfig};
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -199,7 +199,7 @@ impl Body {
     pub fn launch(&mut self, record: &Arc<JobRecord>, nodes: &[&str]) {
         let placement = Placement((0..nodes.len()).map(|n| (NodeId(n as u32 + 1), Slots(1))).collect());
         let nodes = nodes.iter().map(|&n| n.to_owned()).collect();
-        self.order(Order::Launch { record: record.clone(), attempt: 1, placement, nodes });
+        self.order(Order::Launch { record: record.clone(), attempt: 1, placement, nodes, heard: BTreeSet::new() });
     }
 
     pub fn confirm(&mut self, job: JobId, epoch: u32) {

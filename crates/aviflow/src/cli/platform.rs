@@ -3,6 +3,7 @@
 use super::Output;
 use super::admin::{DrainArgs, Why};
 use clap::{Args, Subcommand, ValueEnum};
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 /// `node`
@@ -200,9 +201,45 @@ pub struct ServeArgs {
     #[command(flatten)]
     pub pool: StartArgs,
 
+    /// Run jobs in a Kubernetes cluster
+    #[command(flatten)]
+    pub kube: KubeArgs,
+
     /// In a session of its own; says on standard output, in one line of JSON, that it serves
     #[arg(long, hide = true)]
     pub background: bool,
+}
+
+/// `serve --kube`
+#[derive(Args, Clone, Debug, Default)]
+pub struct KubeArgs {
+    /// The pool is a Kubernetes cluster: that of this pod, or of $KUBECONFIG
+    #[arg(long, env = "AVIFLOW_KUBE")]
+    pub kube: bool,
+
+    /// Where agents connect
+    #[arg(long, env = "AVIFLOW_AGENTS", value_name = "ADDRESS", default_value = "0.0.0.0:8081", requires = "kube")]
+    pub agents: SocketAddr,
+
+    /// Where pods fetch code
+    #[arg(long, env = "AVIFLOW_DEPOT", value_name = "ADDRESS", default_value = "0.0.0.0:8082", requires = "kube")]
+    pub depot: SocketAddr,
+
+    /// The address under which pods reach both: an address, as names may take long to be known
+    #[arg(long, env = "AVIFLOW_ADVERTISE", value_name = "IP", requires = "kube")]
+    pub advertise: Option<IpAddr>,
+
+    /// The image with this program, which prepares job pods
+    #[arg(long, env = "AVIFLOW_IMAGE", value_name = "IMAGE", requires = "kube")]
+    pub image: Option<String>,
+
+    /// How pools appear in the cluster, as YAML [default: one pool `main` of all nodes with nvidia.com/gpu]
+    #[arg(long, env = "AVIFLOW_PROFILES", value_name = "FILE", requires = "kube")]
+    pub profiles: Option<PathBuf>,
+
+    /// Where the job volumes of the pools are mounted here, for `aviflow cp`
+    #[arg(long, env = "AVIFLOW_VOLUMES", value_name = "FOLDER", requires = "kube")]
+    pub volumes: Option<PathBuf>,
 }
 
 /// `store`

@@ -219,6 +219,7 @@ pub fn detail(summary: JobSummary) -> JobDetail {
             data: BTreeMap::from([("corpus".into(), hash('d'))]),
             client: BTreeMap::from([("os".into(), "linux".into()), ("arch".into(), "x86_64".into())]),
             rerun_of: None,
+            object: None,
             file: Some("examples/tiny-gpt/job.yaml".into()),
         },
         counters: JobCounters { failures: 0, node_failures: 1, suspensions: 0, unready: 0 },

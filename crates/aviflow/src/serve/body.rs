@@ -4,6 +4,7 @@ use aviflow_agent::protocol::ExecOutput;
 use aviflow_api::rest::{Exec, ExecFrame};
 use aviflow_core::model::JobId;
 use aviflow_engine::telemetry::StreamKey;
+use aviflow_link::ExecStream;
 use aviflow_local::LocalHandle;
 use aviflow_server::{Body, BodyAgent, ExecRefusal, ExecTarget};
 use base64::Engine;
@@ -38,26 +39,10 @@ impl Body for Local {
     }
 
     fn exec(&self, target: ExecTarget, exec: Exec) -> Result<mpsc::Receiver<ExecFrame>, ExecRefusal> {
-        let stdin =
-            STANDARD.decode(&exec.stdin).map_err(|e| ExecRefusal(format!("standard input is no base64: {e}")))?;
         let key = StreamKey { job: target.job, attempt: target.attempt, worker: target.worker };
+        let stdin = stdin(&exec)?;
         let stream = self.handle.exec(key, exec.rank, exec.argv, &stdin);
-        let mut stream = stream.map_err(|e| ExecRefusal(e.to_string()))?;
-        let (sender, receiver) = mpsc::channel(FRAMES);
-        self.runtime.spawn(async move {
-            loop {
-                // Somebody who went away ends the command: dropping the stream kills it.
-                let output = tokio::select! {
-                    output = stream.next() => output,
-                    () = sender.closed() => None,
-                };
-                let Some(output) = output else { break };
-                if sender.send(frame(output)).await.is_err() {
-                    break;
-                }
-            }
-        });
-        Ok(receiver)
+        Ok(frames(stream.map_err(|e| ExecRefusal(e.to_string()))?, &self.runtime))
     }
 
     fn volumes(&self, job: JobId) -> PathBuf {
@@ -89,6 +74,30 @@ impl Body for Local {
             }
         })
     }
+}
+
+/// Standard input of a command.
+pub(super) fn stdin(exec: &Exec) -> Result<Vec<u8>, ExecRefusal> {
+    STANDARD.decode(&exec.stdin).map_err(|e| ExecRefusal(format!("standard input is no base64: {e}")))
+}
+
+/// Output of a command as the server hands it on.
+pub(super) fn frames(mut stream: ExecStream, runtime: &Handle) -> mpsc::Receiver<ExecFrame> {
+    let (sender, receiver) = mpsc::channel(FRAMES);
+    runtime.spawn(async move {
+        loop {
+            // Somebody who went away ends the command: dropping the stream kills it.
+            let output = tokio::select! {
+                output = stream.next() => output,
+                () = sender.closed() => None,
+            };
+            let Some(output) = output else { break };
+            if sender.send(frame(output)).await.is_err() {
+                break;
+            }
+        }
+    });
+    receiver
 }
 
 fn frame(output: ExecOutput) -> ExecFrame {

@@ -7,7 +7,7 @@ use aviflow_server::CatalogueEntry;
 use include_dir::{Dir, File, include_dir};
 use sha2::{Digest, Sha256};
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 static ENVIRONMENTS: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../environments");
 static HOOKS: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../python/aviflow/src");
@@ -64,18 +64,24 @@ pub fn hooks(home: &Home) -> Result<PathBuf> {
     let write = || -> std::io::Result<()> {
         fs::create_dir_all(&parent)?;
         let new = tempfile::Builder::new().prefix(".new-").tempdir_in(&parent)?;
-        for file in &files {
-            let path = new.path().join(file.path());
-            if let Some(folder) = path.parent() {
-                fs::create_dir_all(folder)?;
-            }
-            fs::write(path, file.contents())?;
-        }
+        write_hooks(new.path())?;
         // Whole or not at all, as ranks may start at any time.
         fs::rename(new.path(), &target)
     };
     write().or_fail(|| format!("the Python hooks cannot be written to {}", target.display()))?;
     Ok(target)
+}
+
+/// Writes the hooks below a folder.
+pub fn write_hooks(folder: &Path) -> std::io::Result<()> {
+    for file in sources(&HOOKS) {
+        let path = folder.join(file.path());
+        if let Some(folder) = path.parent() {
+            fs::create_dir_all(folder)?;
+        }
+        fs::write(path, file.contents())?;
+    }
+    Ok(())
 }
 
 /// Sources alone: what Python compiled beside them is of the machine that built this program.

@@ -1,0 +1,63 @@
+//! Requests to the apiserver, tried again where that is safe.
+
+use kube::core::response::Status;
+use std::future::Future;
+use std::time::Duration;
+
+/// The first pause before a request is sent again.
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
+/// The longest.
+const LAST_PAUSE: Duration = Duration::from_secs(10);
+
+/// What the apiserver says that it will say again: another try is of no use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refused {
+    /// The HTTP status.
+    pub code: u16,
+    /// In its words.
+    pub message: String,
+}
+
+impl Refused {
+    /// Whether there is no such object.
+    #[must_use]
+    pub fn is_absent(&self) -> bool {
+        self.code == 404
+    }
+
+    /// Whether an object of that name is there already, or was changed meanwhile.
+    #[must_use]
+    pub fn is_conflict(&self) -> bool {
+        self.code == 409
+    }
+}
+
+/// Sends an idempotent request until the apiserver has answered it.
+///
+/// It may be away for a minute, or ask for patience (429, 5xx): what it was to do is still to be done then.
+///
+/// # Errors
+/// With what the apiserver refuses for good.
+pub async fn persist<T, F: Future<Output = kube::Result<T>>>(mut request: impl FnMut() -> F) -> Result<T, Refused> {
+    let mut pause = FIRST_PAUSE;
+    loop {
+        match request().await {
+            Ok(done) => return Ok(done),
+            Err(e) => {
+                if let Some(refused) = refusal(&e) {
+                    return Err(refused);
+                }
+            }
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(LAST_PAUSE);
+    }
+}
+
+/// What of an error stays so.
+fn refusal(error: &kube::Error) -> Option<Refused> {
+    let kube::Error::Api(status) = error else { return None };
+    let Status { code, message, .. } = &**status;
+    let passes = *code == 429 || *code == 408 || *code >= 500;
+    (!passes).then(|| Refused { code: *code, message: message.clone() })
+}

@@ -1,0 +1,322 @@
+//! The one task of the body: it takes orders, and holds what is known of the cluster.
+
+use crate::api::persist;
+use crate::books::Books;
+use crate::cluster::{KubeConfig, Message};
+use crate::create::create_all;
+use crate::pod::Share;
+use crate::site::{Own, PodRef, Pods, heard};
+use aviflow_api::convert::GRACE;
+use aviflow_core::lifecycle::WorkerEvent;
+use aviflow_core::model::{JobId, Placement};
+use aviflow_core::time::Span;
+use aviflow_engine::ports::{JobRecord, Observation, Order, Stamped};
+use aviflow_engine::telemetry::StreamKey;
+use aviflow_link::Workers;
+use futures_util::StreamExt;
+use futures_util::stream::BoxStream;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::api::DeleteParams;
+use kube::runtime::watcher::{self, Event};
+use kube::{Api, Client};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::{Semaphore, mpsc};
+
+/// How often silent workers are looked at.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// What the task holds.
+pub(crate) struct Body {
+    pub(crate) config: KubeConfig,
+    pub(crate) workers: Arc<Workers<Pods>>,
+    pub(crate) books: Books,
+    pub(crate) requests: Arc<Semaphore>,
+    pub(crate) messages: mpsc::UnboundedSender<Message>,
+    /// Whether all pods were listed once.
+    pub(crate) listed: bool,
+    /// Pods of ours that were seen before their workers were launched: the newest of each.
+    pub(crate) unseen: BTreeMap<StreamKey, Pod>,
+}
+
+type Watch<T> = BoxStream<'static, watcher::Result<Event<T>>>;
+
+fn watch<T>(client: &Client) -> Watch<T>
+where
+    T: kube::Resource<DynamicType = (), Scope: Sized> + Clone + std::fmt::Debug + Send + 'static,
+    T: serde::de::DeserializeOwned,
+{
+    // Some load balancers close a connection that is older than five minutes without a word.
+    let config = watcher::Config::default().timeout(200);
+    watcher::watcher(Api::<T>::all(client.clone()), config).boxed()
+}
+
+impl Body {
+    pub(crate) async fn run(mut self, mut messages: mpsc::UnboundedReceiver<Message>) {
+        let mut nodes: Watch<Node> = watch(&self.config.client);
+        let mut pods: Watch<Pod> = watch(&self.config.client);
+        let (mut node_list, mut pod_list) = (BTreeSet::new(), BTreeSet::new());
+        let mut look = tokio::time::interval(LOOK);
+        loop {
+            tokio::select! {
+                message = messages.recv() => match message {
+                    Some(message) => self.take(message),
+                    None => return,
+                },
+                Some(event) = nodes.next() => self.node_event(event, &mut node_list),
+                Some(event) = pods.next() => self.pod_event(event, &mut pod_list),
+                _ = look.tick() => self.look(),
+            }
+        }
+    }
+
+    pub(crate) fn say(&self, observations: Vec<Observation>) {
+        for observation in observations {
+            self.workers.report(observation, None);
+        }
+    }
+
+    fn take(&mut self, message: Message) {
+        match message {
+            Message::Orders(orders) => {
+                for stamped in orders {
+                    self.order(stamped);
+                }
+                self.workers.notify();
+            }
+            Message::Created(key, pod) => {
+                let known = self.workers.with(key, |worker| {
+                    worker.own.pod = Some(pod.clone());
+                    !worker.remove
+                });
+                // Its attempt ended meanwhile, or belongs to an earlier term.
+                if known != Some(true) {
+                    self.delete(pod, Some(0));
+                }
+                self.workers.notify();
+                if let Some(pod) = self.unseen.remove(&key) {
+                    self.pod_seen(pod);
+                }
+            }
+            Message::NotCreated(key, reason) => {
+                if self.workers.with(key, |w| !w.remove && !std::mem::replace(&mut w.own.told, true)) == Some(true) {
+                    self.event(key, WorkerEvent::Refused { reason: reason.clone(), lasting: true });
+                }
+                self.gone(key, Some(reason));
+            }
+        }
+    }
+
+    pub(crate) fn event(&self, key: StreamKey, event: WorkerEvent) {
+        self.workers.report_worker(key, 0, Span(0), event, None);
+    }
+
+    fn order(&mut self, Stamped { term, order, .. }: Stamped) {
+        match order {
+            Order::Reconcile { live } => {
+                let found = self.unseen.keys().copied().collect();
+                let (known, new) = self.workers.reconcile(&live, found);
+                for key in known.into_iter().chain(new) {
+                    self.discard(key);
+                }
+            }
+            // An image is pulled by kubelet; what cannot be resolved is refused at submission.
+            Order::Prepare { record } => {
+                if let Some(environment) = &record.provenance.environment {
+                    let hash = aviflow_core::model::EnvironmentHash(environment.hash.clone());
+                    self.workers.report(Observation::EnvironmentReady { hash }, None);
+                }
+            }
+            Order::Launch { record, attempt, placement, nodes, heard } => {
+                self.launch(&record, attempt, &placement, &nodes, &heard);
+            }
+            Order::Confirm { job, attempt, epoch, rank0, best_step } => {
+                self.workers.start(term, job, attempt, epoch, &rank0, best_step);
+            }
+            Order::Stop { job, attempt, grace, reason } => self.stop(term, job, attempt, grace, &reason),
+            Order::Remove { job, attempt } => self.remove(job, attempt),
+            // Placeholders and taints.
+            Order::Keep { .. } => {}
+        }
+    }
+
+    /// Makes the pods of an attempt, but for those of workers that were heard of, which must exist.
+    fn launch(
+        &mut self,
+        record: &Arc<JobRecord>,
+        attempt: u32,
+        placement: &Placement,
+        nodes: &[String],
+        heard: &BTreeSet<u32>,
+    ) {
+        let workers = u32::try_from(placement.0.len()).unwrap_or(u32::MAX);
+        let mut pods = Vec::new();
+        for (worker, ((_, slots), node)) in (0..workers).zip(placement.0.iter().zip(nodes)) {
+            let key = StreamKey { job: record.id, attempt, worker };
+            let heard = heard.contains(&worker);
+            {
+                let mut state = self.workers.lock();
+                if let Some(known) = state.workers.get(&key) {
+                    if !known.over || known.remove {
+                        continue;
+                    }
+                    // Said again, as the report of its end may have been lost.
+                    drop(state);
+                    self.event(key, lost("its pod is gone"));
+                    continue;
+                }
+                let code = record.provenance.code.as_ref().map(|c| c.sha256.clone());
+                let own = Own {
+                    node: node.clone(),
+                    code,
+                    workers,
+                    silent: heard.then(Instant::now),
+                    heard,
+                    ..Own::default()
+                };
+                state.workers.insert(key, aviflow_link::Worker { own, ..Default::default() });
+            }
+            if heard {
+                self.adopt(key);
+                continue;
+            }
+            let share = Share { key, workers, node: node.clone(), slots: slots.iter().collect(), grace: GRACE };
+            pods.push(share);
+        }
+        self.workers.settled(record.id, attempt);
+        if pods.is_empty() {
+            return;
+        }
+        let profile = pods.first().and_then(|share| self.books.profile_of(&share.node)).cloned();
+        let Some(profile) = profile else {
+            for share in pods {
+                let reason = format!("node `{}` is not in the cluster any more", share.node);
+                self.event(share.key, WorkerEvent::Refused { reason: reason.clone(), lasting: false });
+                self.gone(share.key, Some(reason));
+            }
+            return;
+        };
+        tokio::spawn(create_all(
+            self.config.client.clone(),
+            self.requests.clone(),
+            self.messages.clone(),
+            self.workers.clone(),
+            (record.clone(), pods, profile, self.config.site.clone()),
+        ));
+    }
+
+    /// Takes up a worker whose pod was made before.
+    fn adopt(&mut self, key: StreamKey) {
+        match self.unseen.remove(&key) {
+            Some(pod) => {
+                self.workers.with(key, |worker| worker.own.pod = reference(&pod));
+                self.pod_seen(pod);
+            }
+            None if self.listed => self.adrift(key),
+            // The list of pods will tell.
+            None => {}
+        }
+    }
+
+    /// A worker whose pod is gone without kubelet's word that nothing of it runs.
+    pub(crate) fn adrift(&self, key: StreamKey) {
+        self.workers.with(key, |worker| {
+            worker.own.adrift = true;
+            worker.own.silent.get_or_insert_with(Instant::now);
+        });
+    }
+
+    fn stop(&mut self, term: aviflow_core::model::Term, job: JobId, attempt: u32, grace: Span, reason: &str) {
+        let mut unheard = Vec::new();
+        self.workers.stop(term, (job, attempt), grace, reason, |key, worker| {
+            // No rank of it was ever started: there is nothing to save.
+            if !heard(worker) && !worker.over {
+                unheard.push(key);
+            }
+        });
+        for key in unheard {
+            self.end_pod(key, 0);
+        }
+    }
+
+    /// Deletes the pod of a worker, if it is known and was not deleted yet.
+    pub(crate) fn end_pod(&self, key: StreamKey, grace: i64) {
+        let pod = self.workers.with(key, |worker| {
+            let first = !std::mem::replace(&mut worker.own.deleted, true);
+            worker.own.pod.clone().filter(|_| first)
+        });
+        if let Some(pod) = pod.flatten() {
+            self.delete(pod, Some(grace));
+        }
+    }
+
+    fn remove(&mut self, job: JobId, attempt: u32) {
+        self.workers.settled(job, attempt);
+        let mut over = Vec::new();
+        {
+            let mut state = self.workers.lock();
+            for (key, worker) in state.of_attempt(job, attempt) {
+                worker.remove = true;
+                worker.release();
+                if worker.over {
+                    over.push(*key);
+                }
+            }
+        }
+        for key in over {
+            self.discard(key);
+        }
+    }
+
+    /// Forgets a worker that is over or unwanted, and deletes what is left of its pod.
+    pub(crate) fn discard(&mut self, key: StreamKey) {
+        let seen = self.unseen.remove(&key).and_then(|pod| reference(&pod));
+        let removed = self.workers.lock().workers.remove(&key);
+        let pod = removed.and_then(|worker| worker.own.pod).or(seen);
+        if let Some(pod) = pod {
+            self.delete(pod, None);
+        }
+    }
+
+    pub(crate) fn delete(&self, pod: PodRef, grace: Option<i64>) {
+        let (client, requests) = (self.config.client.clone(), self.requests.clone());
+        tokio::spawn(async move {
+            let _turn = requests.acquire().await;
+            let api = Api::<Pod>::namespaced(client, &pod.namespace);
+            let mut how = DeleteParams::default();
+            how.grace_period_seconds = grace.and_then(|g| u32::try_from(g).ok());
+            how.preconditions = Some(kube::api::Preconditions { uid: Some(pod.uid.clone()), resource_version: None });
+            // Whatever it refuses for good (it is gone, or another by now) leaves nothing to do.
+            let _ = persist(|| async { api.delete(&pod.name, &how).await.map(|_| ()) }).await;
+        });
+    }
+
+    /// Nothing of a worker runs any more.
+    pub(crate) fn gone(&mut self, key: StreamKey, reason: Option<String>) {
+        let Some((said, remove)) = self.workers.with(key, |worker| {
+            let said = worker.gone.is_some() || std::mem::replace(&mut worker.over, true);
+            worker.over = true;
+            worker.link = None;
+            (said, worker.remove)
+        }) else {
+            return;
+        };
+        if !said {
+            self.event(key, WorkerEvent::Gone { ranks: BTreeMap::new(), reason, last_step: None });
+        }
+        if remove {
+            self.discard(key);
+        }
+    }
+}
+
+fn lost(reason: &str) -> WorkerEvent {
+    WorkerEvent::Lost { reason: reason.to_owned() }
+}
+
+/// A pod by its name and uid.
+pub(crate) fn reference(pod: &Pod) -> Option<PodRef> {
+    let metadata = pod.metadata.clone();
+    Some(PodRef { namespace: metadata.namespace?, name: metadata.name?, uid: metadata.uid? })
+}

@@ -1,0 +1,150 @@
+//! Orders in, observations out.
+//!
+//! One task holds the books and looks at the workers' pods; requests to the apiserver are made by tasks
+//! of their own, at most [`REQUESTS`] at a time, and come back to it. Nothing is asked of the
+//! apiserver that the watches have told already.
+
+use crate::body::Body;
+use crate::books::Books;
+use crate::depot::{self, Objects};
+use crate::pod;
+use crate::profile::Profile;
+use crate::site::{PodRef, Pods};
+use aviflow_core::time::Span;
+use aviflow_engine::ports::{Cluster, Observation, Stamped};
+use aviflow_engine::telemetry::{StreamKey, Telemetry};
+use aviflow_link::{Durable, ExecError, ExecStream, Workers};
+use kube::Client;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use tokio::net::TcpListener;
+use tokio::sync::{Semaphore, mpsc};
+use tokio::task::AbortHandle;
+
+/// Requests to the apiserver at a time.
+pub const REQUESTS: usize = 64;
+
+/// What the body must know of the cluster.
+pub struct KubeConfig {
+    /// The apiserver.
+    pub client: Client,
+    /// The pools.
+    pub profiles: Vec<Profile>,
+    /// What holds for all pods.
+    pub site: pod::Site,
+    /// Time for which a worker of a gang must be silent on a silent node before it is written off. By then its
+    /// agent has stopped its ranks, see [`aviflow_agent::protocol::WorkerSpec`].
+    pub write_off: Span,
+    /// Where code snapshots are.
+    pub objects: Objects,
+}
+
+/// Where pods reach the control plane.
+pub struct Listeners {
+    /// For agents.
+    pub agents: TcpListener,
+    /// For code.
+    pub depot: TcpListener,
+}
+
+/// A Kubernetes cluster. Dropping it ends what belongs to the control plane and leaves pods alone.
+pub struct KubeCluster {
+    workers: Arc<Workers<Pods>>,
+    orders: mpsc::UnboundedSender<Message>,
+    tasks: Vec<AbortHandle>,
+}
+
+/// A way to ask a [`KubeCluster`]. Cheap to clone; of no use once the cluster is dropped.
+#[derive(Clone)]
+pub struct KubeHandle {
+    workers: Arc<Workers<Pods>>,
+}
+
+/// What the one task is told.
+pub(crate) enum Message {
+    Orders(Vec<Stamped>),
+    /// A worker's pod is there.
+    Created(StreamKey, PodRef),
+    /// A worker's pod cannot be made.
+    NotCreated(StreamKey, String),
+}
+
+impl KubeCluster {
+    /// Begins to watch nodes and pods, and listens for agents.
+    ///
+    /// `report` must not block; its second argument is called once the observation is durable. It may be
+    /// called from any thread.
+    pub fn start(
+        config: KubeConfig,
+        listeners: Listeners,
+        telemetry: Arc<dyn Telemetry>,
+        report: impl Fn(Observation, Option<Durable>) + Send + Sync + 'static,
+        runtime: &tokio::runtime::Handle,
+    ) -> KubeCluster {
+        let pods = Pods { client: config.client.clone() };
+        let workers = Arc::new(Workers::new(pods, telemetry, Box::new(report)));
+        let (orders, messages) = mpsc::unbounded_channel();
+        let objects = config.objects.clone();
+        let body = Body {
+            workers: workers.clone(),
+            books: Books::new(config.profiles.clone()),
+            requests: Arc::new(Semaphore::new(REQUESTS)),
+            messages: orders.clone(),
+            listed: false,
+            unseen: BTreeMap::new(),
+            config,
+        };
+        let tasks = vec![
+            runtime.spawn(aviflow_link::listen(workers.clone(), listeners.agents)).abort_handle(),
+            runtime.spawn(depot::serve(workers.clone(), objects, listeners.depot)).abort_handle(),
+            runtime.spawn(body.run(messages)).abort_handle(),
+        ];
+        KubeCluster { workers, orders, tasks }
+    }
+
+    /// What the server asks beside the loop.
+    #[must_use]
+    pub fn handle(&self) -> KubeHandle {
+        KubeHandle { workers: self.workers.clone() }
+    }
+}
+
+impl Cluster for KubeCluster {
+    fn apply(&mut self, orders: &[Stamped]) {
+        let obeyed: Vec<Stamped> = orders.iter().filter(|o| self.workers.obeys(o.term)).cloned().collect();
+        // The task ends with the cluster alone.
+        let _ = self.orders.send(Message::Orders(obeyed));
+    }
+}
+
+impl Drop for KubeCluster {
+    fn drop(&mut self) {
+        for task in &self.tasks {
+            task.abort();
+        }
+        self.workers.close();
+    }
+}
+
+impl KubeHandle {
+    /// Runs a command inside a worker, with the variables of a rank (the worker's first if none).
+    ///
+    /// # Errors
+    /// If there is no such worker, or its agent is not connected.
+    pub fn exec(
+        &self,
+        key: StreamKey,
+        rank: Option<u32>,
+        argv: Vec<String>,
+        stdin: &[u8],
+    ) -> Result<ExecStream, ExecError> {
+        self.workers.exec(key, rank, argv, stdin)
+    }
+
+    /// The workers whose attempts are not over, and whether the agent of each is connected.
+    #[must_use]
+    pub fn workers(&self) -> Vec<(StreamKey, bool)> {
+        let state = self.workers.lock();
+        state.workers.iter().filter(|(_, w)| !w.over).map(|(key, w)| (*key, w.link.is_some())).collect()
+    }
+}

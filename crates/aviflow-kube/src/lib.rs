@@ -1,0 +1,40 @@
+//! The cluster port on Kubernetes.
+//!
+//! An attempt's workers are pods, one a node, pinned to the node that the plan chose and bound by
+//! kube-scheduler; their agents connect to the control plane as everywhere. What the cluster does
+//! with nodes and pods comes back as observations.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`names`] | names, labels and annotations |
+//! | [`profile`] | what a pool's document says of Kubernetes, and what nodes say of themselves |
+//! | [`books`] | nodes and pods as last seen; changes of them as observations |
+//! | [`pod`] | the pod of a worker |
+//! | [`fate`] | what became of a worker's pod |
+//! | [`object`] | the TrainingJob object: from a document, and its status |
+//! | [`cluster`] | orders in, observations out: `body` takes them, `lookout` sees, `create` makes pods |
+//! | [`api`] | requests to the apiserver, tried again where that is safe |
+//! | [`site`] | who an agent is |
+//! | [`depot`] | where pods fetch their code |
+//! | [`mirror`] | objects become jobs, jobs have objects |
+//!
+//! The first six are pure. Invariants: a pod is created only for a placed gang, and never a second time for
+//! a worker that was heard of; nothing is chosen here.
+
+pub mod api;
+mod body;
+pub mod books;
+pub mod cluster;
+mod create;
+pub mod depot;
+pub mod fate;
+mod lookout;
+pub mod mirror;
+pub mod names;
+pub mod object;
+pub mod pod;
+pub mod profile;
+pub mod site;
+
+pub use cluster::{KubeCluster, KubeConfig, KubeHandle, Listeners};
+pub use kube::Client;

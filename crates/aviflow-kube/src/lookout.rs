@@ -1,0 +1,224 @@
+//! What nodes and pods do, as the watches tell it, and what that means for workers.
+
+use crate::body::{Body, reference};
+use crate::fate::{self, Fate};
+use crate::names;
+use crate::site::{Worker, heard};
+use aviflow_core::lifecycle::WorkerEvent;
+use aviflow_core::time::Span;
+use aviflow_engine::telemetry::StreamKey;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::runtime::watcher::{self, Event};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+impl Body {
+    pub(crate) fn node_event(&mut self, event: watcher::Result<Event<Node>>, list: &mut BTreeSet<String>) {
+        let name = |node: &Node| node.metadata.name.clone().unwrap_or_default();
+        let said = match event {
+            Ok(Event::Init) => {
+                list.clear();
+                Vec::new()
+            }
+            Ok(Event::InitApply(node)) => {
+                list.insert(name(&node));
+                self.books.node(&node)
+            }
+            Ok(Event::InitDone) => self.books.nodes_listed(list),
+            Ok(Event::Apply(node)) => self.books.node(&node),
+            Ok(Event::Delete(node)) => self.books.node_deleted(&name(&node)),
+            // The watch begins again by itself, after a pause.
+            Err(_) => Vec::new(),
+        };
+        self.say(said);
+    }
+
+    pub(crate) fn pod_event(&mut self, event: watcher::Result<Event<Pod>>, list: &mut BTreeSet<String>) {
+        match event {
+            Ok(Event::Init) => list.clear(),
+            Ok(Event::InitApply(pod)) => {
+                list.extend(pod.metadata.uid.clone());
+                self.pod_seen(pod);
+            }
+            Ok(Event::InitDone) => {
+                let said = self.books.pods_listed(list);
+                self.say(said);
+                self.listed = true;
+                self.pods_missing(list);
+            }
+            Ok(Event::Apply(pod)) => self.pod_seen(pod),
+            Ok(Event::Delete(pod)) => self.pod_deleted(&pod),
+            Err(_) => {}
+        }
+    }
+
+    pub(crate) fn pod_seen(&mut self, pod: Pod) {
+        let live = |key: StreamKey| self.workers.lock().workers.contains_key(&key);
+        let said = self.books.pod(&pod, live);
+        self.say(said);
+        let Some(key) = names::worker(pod.metadata.labels.as_ref().unwrap_or(&BTreeMap::new())) else { return };
+        let Some(here) = reference(&pod) else { return };
+        let ours = self.workers.with(key, |worker| worker.own.pod.as_ref().map(|p| *p == here));
+        match ours {
+            // Not launched since the start, or left behind: the next reconciliation or launch tells.
+            None => {
+                let reconciled = self.workers.lock().awaited.as_ref().map(|a| a.contains(&(key.job, key.attempt)));
+                if reconciled == Some(false) {
+                    self.delete(here, None);
+                } else {
+                    self.unseen.insert(key, pod);
+                }
+            }
+            // It is being made, and the answer is on its way; or it is looked for.
+            Some(None) => {
+                let adopts = self.workers.with(key, |worker| {
+                    let adopts = worker.own.heard;
+                    if adopts {
+                        worker.own.pod = Some(here);
+                        worker.own.adrift = false;
+                    }
+                    adopts
+                });
+                if adopts == Some(true) {
+                    self.workers.notify();
+                    self.judge(key, &pod);
+                } else {
+                    self.unseen.insert(key, pod);
+                }
+            }
+            Some(Some(true)) => self.judge(key, &pod),
+            Some(Some(false)) => {}
+        }
+    }
+
+    /// What a worker's pod says of the worker.
+    fn judge(&mut self, key: StreamKey, pod: &Pod) {
+        let first = |body: &Body| {
+            body.workers.with(key, |w| !w.remove && !w.own.deleted && !std::mem::replace(&mut w.own.told, true))
+                == Some(true)
+        };
+        match fate::fate(pod) {
+            Fate::Alive => {}
+            Fate::Unschedulable { reason } => {
+                // What is ours and leaves is counted by kube-scheduler until it is gone: then it looks again.
+                if !self.leaving_on(key) && first(self) {
+                    self.event(key, WorkerEvent::Refused { reason, lasting: false });
+                    self.end_pod(key, 0);
+                }
+            }
+            Fate::Stuck { reason, lasting } => {
+                if first(self) {
+                    self.event(key, WorkerEvent::Refused { reason: reason.clone(), lasting });
+                }
+                if crate::books::is_over(pod) {
+                    self.gone(key, Some(reason));
+                } else {
+                    self.end_pod(key, 0);
+                }
+            }
+            Fate::Leaving { reason, within } => {
+                if first(self) {
+                    self.event(key, WorkerEvent::Leaving { reason, within: Some(within) });
+                }
+            }
+            Fate::OutOfMemory { reason } => {
+                if first(self) {
+                    self.event(key, WorkerEvent::LaunchFailed { reason: reason.clone() });
+                }
+                self.gone(key, Some(reason));
+            }
+            Fate::Over { reason, ran } => {
+                let heard = self.workers.with(key, |w| heard(w)).unwrap_or(ran);
+                if !heard && first(self) {
+                    self.event(key, WorkerEvent::Refused { reason: reason.clone(), lasting: false });
+                }
+                self.gone(key, Some(reason));
+            }
+        }
+    }
+
+    /// Whether pods of ours on the worker's node are on their way out.
+    fn leaving_on(&self, key: StreamKey) -> bool {
+        let state = self.workers.lock();
+        let Some(node) = state.workers.get(&key).map(|w| w.own.node.clone()) else { return false };
+        state.workers.values().any(|w| w.own.node == node && !w.over && (w.remove || w.gone.is_some()))
+    }
+
+    fn pod_deleted(&mut self, pod: &Pod) {
+        if let Some(uid) = &pod.metadata.uid {
+            let said = self.books.pod_deleted(uid);
+            self.say(said);
+        }
+        let Some(key) = names::worker(pod.metadata.labels.as_ref().unwrap_or(&BTreeMap::new())) else { return };
+        if self.unseen.get(&key).is_some_and(|p| p.metadata.uid == pod.metadata.uid) {
+            self.unseen.remove(&key);
+        }
+        let here = reference(pod);
+        if self.workers.with(key, |w| w.own.pod == here && !w.over) != Some(true) {
+            return;
+        }
+        if fate::quiet(pod) {
+            let reason = match fate::fate(pod) {
+                Fate::Leaving { reason, .. } | Fate::Over { reason, .. } => reason,
+                _ => "its pod was deleted".to_owned(),
+            };
+            self.gone(key, Some(reason));
+        } else {
+            self.adrift(key);
+        }
+    }
+
+    /// After a list of all pods: workers whose pods are not in it.
+    fn pods_missing(&mut self, list: &BTreeSet<String>) {
+        let missing: Vec<StreamKey> = {
+            let state = self.workers.lock();
+            let there = |w: &Worker| w.own.pod.as_ref().is_none_or(|p| list.contains(&p.uid));
+            let waits = |w: &Worker| w.own.pod.is_none() && w.own.heard;
+            state.workers.iter().filter(|(_, w)| !w.over && (!there(w) || waits(w))).map(|(key, _)| *key).collect()
+        };
+        for key in missing {
+            self.adrift(key);
+        }
+    }
+
+    /// Writes off workers that have been silent for too long on nodes that are silent, or that are adrift.
+    pub(crate) fn look(&mut self) {
+        let now = Instant::now();
+        let limit = Duration::from_millis(u64::try_from(self.config.write_off.0).unwrap_or(u64::MAX));
+        let mut lost = Vec::new();
+        {
+            let mut state = self.workers.lock();
+            for (key, worker) in &mut state.workers {
+                if worker.over || worker.gone.is_some() {
+                    continue;
+                }
+                let own = &mut worker.own;
+                if worker.link.is_some() {
+                    own.heard = true;
+                    own.silent = None;
+                    continue;
+                }
+                if !own.heard && !own.adrift {
+                    continue;
+                }
+                let since = *own.silent.get_or_insert(now);
+                let silent = now.duration_since(since);
+                // An agent without peers goes on without a control plane: only its node's end is its end.
+                let fenced = (own.workers > 1 && !self.books.is_ready(&own.node)) || own.adrift;
+                let dead = !self.books.is_there(&own.node) && self.listed;
+                if silent >= limit && (fenced || dead) {
+                    lost.push((*key, silent, own.node.clone()));
+                }
+            }
+        }
+        for (key, silent, node) in lost {
+            let reason = format!("its agent on {node} has not been heard of for {} s", silent.as_secs());
+            self.workers.with(key, |worker| worker.over = true);
+            let ago = Span(i64::try_from(silent.as_millis()).unwrap_or(i64::MAX));
+            self.workers.report_worker(key, 0, ago, WorkerEvent::Lost { reason }, None);
+            if self.workers.with(key, |worker| worker.remove) == Some(true) {
+                self.discard(key);
+            }
+        }
+    }
+}

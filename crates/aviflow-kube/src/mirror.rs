@@ -1,0 +1,522 @@
+//! Objects become jobs, and jobs have objects.
+//!
+//! A TrainingJob that somebody applies is submitted once, whatever crashes; deleting it is a graceful stop. A job that
+//! came through the API gets its object. The state belongs to the store; the object's status shows it.
+//!
+//! Invariant: an object is submitted only after it carries the finalizer, so that no job is left without one; the
+//! finalizer goes only when nothing of the job runs any more.
+
+use crate::api::{Refused, persist};
+use crate::names;
+use crate::object::{self, Condition};
+use crate::pod::Owner;
+use aviflow_api::spec::{JobSpec, ObjectRef, Provenance};
+use aviflow_core::explain;
+use aviflow_core::model::{Ending, Job, JobId, JobKey, Phase};
+use aviflow_core::time::Time;
+use aviflow_engine::driver::{Handle, View};
+use aviflow_engine::engine::Input;
+use aviflow_engine::ports::{JobRecord, ending};
+use futures_util::StreamExt;
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::core::DynamicObject;
+use kube::runtime::watcher::{self, Event};
+use kube::{Api, Client};
+use serde_json::{Map, Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::Semaphore;
+
+/// How often states are looked at, at most.
+const LOOK: Duration = Duration::from_millis(500);
+/// How often a status is written of which only the words for waiting changed.
+const WORDS: Duration = Duration::from_secs(20);
+/// Statuses and objects that are written at a time.
+const WRITES: usize = 16;
+/// The pause before an object that was refused is submitted again: its queue may have been made since.
+const AGAIN: Duration = Duration::from_secs(20);
+
+/// A submission that came as an object.
+#[derive(Clone, Debug)]
+pub struct Applied {
+    /// The namespace.
+    pub namespace: String,
+    /// Who, as stamped at admission.
+    pub user: String,
+    /// The document.
+    pub spec: JobSpec,
+    /// What it was resolved to; names the object.
+    pub provenance: Provenance,
+}
+
+/// What the mirror asks of the control plane. Calls may wait for the disk.
+pub trait Jobs: Send + Sync + 'static {
+    /// Submits a job, or finds the one that an earlier try has made of the same object.
+    ///
+    /// # Errors
+    /// With the reason, in a sentence for whoever applied the object.
+    fn submit(&self, applied: Applied) -> Result<(JobId, JobKey), String>;
+
+    /// A job that has ended, with when it did.
+    fn ended(&self, job: JobId) -> Option<(Job, Option<Time>)>;
+}
+
+/// What is known of an object.
+#[derive(Clone, Debug)]
+struct Known {
+    uid: String,
+    job: Option<JobId>,
+    deleting: bool,
+    /// The status as it is, or as it was written last.
+    status: Value,
+    written: Option<Instant>,
+    /// When it was refused.
+    refused: Option<Instant>,
+}
+
+type Name = (String, String);
+
+/// Keeps objects and jobs alike until it is dropped.
+pub struct Mirror {
+    client: Client,
+    engine: Handle,
+    jobs: Arc<dyn Jobs>,
+    objects: BTreeMap<Name, Known>,
+    by_job: BTreeMap<JobId, Name>,
+    listed: bool,
+    writes: Arc<Semaphore>,
+    /// Objects that are being written, and are left alone until that is done.
+    busy: BTreeSet<Name>,
+    done: tokio::sync::mpsc::UnboundedSender<Done>,
+}
+
+/// What a task of the mirror's brings back.
+enum Done {
+    Written(Name),
+    Submitted(Name, Result<(JobId, JobKey), String>),
+}
+
+impl Mirror {
+    /// Runs until the task is aborted.
+    pub async fn run(client: Client, engine: Handle, jobs: Arc<dyn Jobs>) {
+        let (done, mut finished) = tokio::sync::mpsc::unbounded_channel();
+        let mut mirror = Mirror {
+            client: client.clone(),
+            engine: engine.clone(),
+            jobs,
+            objects: BTreeMap::new(),
+            by_job: BTreeMap::new(),
+            listed: false,
+            writes: Arc::new(Semaphore::new(WRITES)),
+            busy: BTreeSet::new(),
+            done,
+        };
+        let api = Api::<DynamicObject>::all_with(client, &object::resource());
+        let mut events = watcher::watcher(api, watcher::Config::default().timeout(200)).boxed();
+        let mut changed = engine.changed();
+        let mut list = BTreeSet::new();
+        let mut again = tokio::time::interval(AGAIN);
+        loop {
+            tokio::select! {
+                Some(event) = events.next() => mirror.event(event, &mut list),
+                Some(done) = finished.recv() => mirror.finish(done),
+                _ = again.tick() => mirror.retry(),
+                Ok(()) = changed.changed() => {
+                    changed.mark_unchanged();
+                    mirror.look().await;
+                    // Many turns may follow each other: one look serves all that came meanwhile.
+                    tokio::time::sleep(LOOK).await;
+                }
+            }
+        }
+    }
+
+    fn event(&mut self, event: watcher::Result<Event<DynamicObject>>, list: &mut BTreeSet<Name>) {
+        match event {
+            Ok(Event::Init) => list.clear(),
+            Ok(Event::InitApply(object)) => {
+                list.extend(name_of(&object));
+                self.seen(&object);
+            }
+            Ok(Event::InitDone) => {
+                let gone: Vec<Name> = self.objects.keys().filter(|n| !list.contains(*n)).cloned().collect();
+                for name in gone {
+                    self.deleted(&name);
+                }
+                self.listed = true;
+            }
+            Ok(Event::Apply(object)) => self.seen(&object),
+            Ok(Event::Delete(object)) => {
+                if let Some(name) = name_of(&object) {
+                    self.deleted(&name);
+                }
+            }
+            // The watch begins again by itself, after a pause.
+            Err(_) => {}
+        }
+    }
+
+    fn seen(&mut self, object: &DynamicObject) {
+        let (Some(name), Some(uid)) = (name_of(object), object.metadata.uid.clone()) else { return };
+        let status = object.data.get("status").cloned().unwrap_or(Value::Null);
+        let job = object::made_for(object).or_else(|| status["jobId"].as_u64()).map(JobId);
+        let deleting = object.metadata.deletion_timestamp.is_some();
+        let before = self.objects.get(&name).filter(|k| k.uid == uid).cloned();
+        let known = Known {
+            uid,
+            job: job.or(before.as_ref().and_then(|k| k.job)),
+            deleting,
+            status,
+            written: before.as_ref().and_then(|k| k.written),
+            refused: before.as_ref().and_then(|k| k.refused),
+        };
+        if let Some(job) = known.job {
+            self.by_job.insert(job, name.clone());
+        }
+        let (submit, again) = (known.job.is_none() && !deleting, known.refused.is_some());
+        self.objects.insert(name.clone(), known);
+        if submit && !again {
+            self.submit(name, object.clone());
+        } else if deleting {
+            self.end(&name);
+        }
+    }
+
+    /// An object that is gone: with it the intent.
+    fn deleted(&mut self, name: &Name) {
+        let Some(known) = self.objects.remove(name) else { return };
+        self.busy.remove(name);
+        if let Some(job) = known.job {
+            self.by_job.remove(&job);
+            self.cancel(job);
+        }
+    }
+
+    fn cancel(&self, job: JobId) {
+        let engine = self.engine.clone();
+        tokio::task::spawn_blocking(move || {
+            let by = "the deletion of its object".to_owned();
+            // One that has ended already is no error.
+            let _ = engine.ask(Input::Cancel { job, by });
+        });
+    }
+
+    /// An object that is being deleted: its job is stopped, and then it may go.
+    fn end(&mut self, name: &Name) {
+        let Some(known) = self.objects.get(name).cloned() else { return };
+        if let Some(job) = known.job {
+            let live = self.engine.read(move |view| view.snapshot.jobs.contains_key(&job)).unwrap_or(true);
+            if live {
+                self.cancel(job);
+                return;
+            }
+        }
+        self.patch(name, json!({"metadata": {"finalizers": null}}), false);
+    }
+
+    /// Writes to an object, unless it is being written: then the next look does.
+    fn patch(&mut self, name: &Name, patch: Value, status: bool) {
+        if !self.busy.insert(name.clone()) {
+            return;
+        }
+        let (api, writes, done, name) = (self.api(&name.0), self.writes.clone(), self.done.clone(), name.clone());
+        tokio::spawn(async move {
+            let _turn = writes.acquire().await;
+            let (how, patch) = (PatchParams::default(), Patch::Merge(&patch));
+            // What is refused for good is an object that is gone.
+            let _ = if status {
+                persist(|| async { api.patch_status(&name.1, &how, &patch).await.map(|_| ()) }).await
+            } else {
+                persist(|| async { api.patch(&name.1, &how, &patch).await.map(|_| ()) }).await
+            };
+            let _ = done.send(Done::Written(name));
+        });
+    }
+
+    fn api(&self, namespace: &str) -> Api<DynamicObject> {
+        Api::namespaced_with(self.client.clone(), namespace, &object::resource())
+    }
+
+    fn submit(&mut self, name: Name, object: DynamicObject) {
+        if !self.busy.insert(name.clone()) {
+            return;
+        }
+        let (api, jobs, done) = (self.api(&name.0), self.jobs.clone(), self.done.clone());
+        tokio::spawn(async move {
+            let finalizers = json!({"metadata": {"finalizers": [names::FINALIZER]}});
+            let patch = Patch::Merge(&finalizers);
+            let marked = persist(|| async { api.patch(&name.1, &PatchParams::default(), &patch).await }).await;
+            let answer = match marked {
+                Err(Refused { message, .. }) => Err(format!("its finalizer could not be set: {message}")),
+                Ok(_) => {
+                    let applied = applied(&name.0, &object);
+                    let asked = tokio::task::spawn_blocking(move || jobs.submit(applied?)).await;
+                    asked.unwrap_or_else(|_| Err("the control plane is stopping".to_owned()))
+                }
+            };
+            let _ = done.send(Done::Submitted(name, answer));
+        });
+    }
+
+    fn finish(&mut self, done: Done) {
+        match done {
+            Done::Written(name) => {
+                self.busy.remove(&name);
+            }
+            Done::Submitted(name, answer) => {
+                self.busy.remove(&name);
+                let Some(known) = self.objects.get_mut(&name) else {
+                    if let Ok((job, _)) = answer {
+                        self.cancel(job);
+                    }
+                    return;
+                };
+                match answer {
+                    Ok((job, key)) => {
+                        known.job = Some(job);
+                        known.refused = None;
+                        self.by_job.insert(job, name.clone());
+                        let status = json!({"jobId": job.0, "jobName": key.name, "phase": "Queued"});
+                        known.status = status.clone();
+                        self.patch(&name, json!({"status": status}), true);
+                    }
+                    Err(reason) => {
+                        known.refused = Some(Instant::now());
+                        let mut status = Map::new();
+                        status.insert("phase".to_owned(), json!("Refused"));
+                        status.insert("reason".to_owned(), json!(reason));
+                        let accepted =
+                            Condition { kind: "Accepted", holds: false, reason: "Refused".to_owned(), message: reason };
+                        object::put_conditions(&mut status, Some(&known.status), &[accepted], &now());
+                        let status = Value::Object(status);
+                        if known.status != status {
+                            known.status = status.clone();
+                            self.patch(&name, json!({"status": status}), true);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Looks again at objects that were refused: what was missing may be there.
+    fn retry(&mut self) {
+        let refused = |k: &Known| k.refused.is_some() && k.job.is_none() && !k.deleting;
+        let names: Vec<Name> = self.objects.iter().filter(|(_, k)| refused(k)).map(|(n, _)| n.clone()).collect();
+        for name in names {
+            let (api, done, jobs) = (self.api(&name.0), self.done.clone(), self.jobs.clone());
+            if !self.busy.insert(name.clone()) {
+                continue;
+            }
+            tokio::spawn(async move {
+                let answer = match persist(|| async { api.get(&name.1).await }).await {
+                    Err(refused) => Err(refused.message),
+                    Ok(object) => {
+                        let applied = applied(&name.0, &object);
+                        let asked = tokio::task::spawn_blocking(move || jobs.submit(applied?)).await;
+                        asked.unwrap_or_else(|_| Err("the control plane is stopping".to_owned()))
+                    }
+                };
+                let _ = done.send(Done::Submitted(name, answer));
+            });
+        }
+    }
+
+    /// Writes the states of jobs into their objects, and makes those that are missing.
+    async fn look(&mut self) {
+        if !self.listed {
+            return;
+        }
+        let engine = self.engine.clone();
+        let read = move || engine.read(|view| view.snapshot.jobs.keys().map(|id| (*id, seen_of(view, *id))).collect());
+        let Ok(Ok(live)) = tokio::task::spawn_blocking(read).await else { return };
+        let live: BTreeMap<JobId, Seen> = live;
+        for (id, seen) in &live {
+            match self.by_job.get(id).cloned() {
+                Some(name) => self.show(&name, &seen.job, seen.reason.as_deref(), &seen.nodes, None),
+                None => self.make(seen),
+            }
+        }
+        let over: Vec<(JobId, Name)> =
+            self.by_job.iter().filter(|(id, _)| !live.contains_key(id)).map(|(id, n)| (*id, n.clone())).collect();
+        for (id, name) in over {
+            let Some(known) = self.objects.get(&name) else { continue };
+            if known.deleting {
+                self.end(&name);
+                continue;
+            }
+            let phase = known.status["phase"].as_str();
+            if matches!(phase, Some("Succeeded" | "Failed" | "Cancelled")) {
+                continue;
+            }
+            let jobs = self.jobs.clone();
+            if let Ok(Some((job, at))) = tokio::task::spawn_blocking(move || jobs.ended(id)).await {
+                self.show(&name, &job, None, &[], at);
+            }
+        }
+    }
+
+    /// The object of a job that came through the API.
+    fn make(&mut self, seen: &Seen) {
+        let record = seen.record.clone();
+        if let Some(object) = &record.provenance.object {
+            // Its object is gone, and with it the intent.
+            let name = (record.key.namespace.clone(), object.name.clone());
+            if !self.busy.contains(&name) && !self.objects.contains_key(&name) {
+                self.cancel(record.id);
+            }
+            return;
+        }
+        let name = (record.key.namespace.clone(), record.key.name.clone());
+        if !self.busy.insert(name.clone()) {
+            return;
+        }
+        let (client, writes, done) = (self.client.clone(), self.writes.clone(), self.done.clone());
+        tokio::spawn(async move {
+            let _turn = writes.acquire().await;
+            let _ = ensure(&client, &record).await;
+            let _ = done.send(Done::Written(name));
+        });
+    }
+
+    fn show(&mut self, name: &Name, job: &Job, reason: Option<&str>, nodes: &[String], ended: Option<Time>) {
+        let Some(known) = self.objects.get_mut(name) else { return };
+        let status = status_of(job, reason, nodes, ended, &known.status);
+        if status == known.status || self.busy.contains(name) {
+            return;
+        }
+        let words_only = known.status["phase"] == status["phase"] && known.status["attempt"] == status["attempt"];
+        if words_only && known.written.is_some_and(|at| at.elapsed() < WORDS) {
+            return;
+        }
+        // What is not there any more must be said to be absent, in a merge.
+        let mut patch = status.clone();
+        if let (Some(old), Some(new)) = (known.status.as_object(), patch.as_object_mut()) {
+            for field in old.keys() {
+                new.entry(field.clone()).or_insert(Value::Null);
+            }
+        }
+        known.status = status;
+        known.written = Some(Instant::now());
+        self.patch(&name.clone(), json!({"status": patch}), true);
+    }
+}
+
+/// A live job as the mirror needs it.
+struct Seen {
+    job: Job,
+    record: Arc<JobRecord>,
+    reason: Option<String>,
+    nodes: Vec<String>,
+}
+
+fn seen_of(view: &View<'_>, id: JobId) -> Seen {
+    let job = view.snapshot.jobs[&id].clone();
+    let name = |id: &aviflow_core::model::NodeId| view.snapshot.nodes.get(id).map(|n| n.name.clone());
+    let nodes = job.phase.gang().into_iter().flat_map(|g| &g.workers).filter_map(|w| name(&w.node)).collect();
+    let reason = view.plan.verdict(id).map(|(constraint, _)| explain::constraint(constraint, view.now));
+    Seen { record: view.records[&id].clone(), reason, nodes, job }
+}
+
+fn name_of(object: &DynamicObject) -> Option<Name> {
+    Some((object.metadata.namespace.clone()?, object.metadata.name.clone()?))
+}
+
+fn applied(namespace: &str, object: &DynamicObject) -> Result<Applied, String> {
+    let (spec, mut provenance) = object::document(object)?;
+    let user = object::submitter(object).ok_or_else(|| {
+        format!(
+            "nobody stamped who submitted it (annotation {}); install Aviflow's admission policies and apply it again",
+            names::SUBMITTER
+        )
+    })?;
+    let metadata = &object.metadata;
+    provenance.object = metadata.name.clone().zip(metadata.uid.clone()).map(|(name, uid)| ObjectRef { name, uid });
+    Ok(Applied { namespace: namespace.to_owned(), user: user.to_owned(), spec, provenance })
+}
+
+fn now() -> String {
+    k8s_openapi::jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+}
+
+fn timestamp(at: Time) -> String {
+    let at = k8s_openapi::jiff::Timestamp::from_millisecond(at.0).unwrap_or(k8s_openapi::jiff::Timestamp::UNIX_EPOCH);
+    at.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+}
+
+/// The status of a job's object.
+fn status_of(job: &Job, reason: Option<&str>, nodes: &[String], ended: Option<Time>, before: &Value) -> Value {
+    let mut status = Map::new();
+    let mut put = |name: &str, value: Value| {
+        status.insert(name.to_owned(), value);
+    };
+    put("jobId", json!(job.id.0));
+    put("jobName", json!(job.key.name));
+    put("phase", json!(job.phase.name()));
+    put("queue", json!(job.request.queue));
+    put("attempt", json!(job.attempts));
+    put("submittedBy", json!(job.user));
+    put("submitted", json!(timestamp(job.submitted)));
+    if !nodes.is_empty() {
+        put("nodes", json!(nodes.iter().take(512).collect::<Vec<_>>()));
+    }
+    let reason = reason.map(str::to_owned).or_else(|| match &job.phase {
+        Phase::Failed(failure) => Some(explain::failure_short(failure)),
+        Phase::Cancelled { by } => Some(format!("cancelled by {by}")),
+        _ => None,
+    });
+    if let Some(reason) = &reason {
+        put("reason", json!(reason));
+    }
+    if let Some(step) = job.best_step {
+        put("step", json!(step));
+    }
+    if let Some(checkpoint) = &job.checkpoint {
+        put("lastCheckpoint", json!({"step": checkpoint.step, "at": timestamp(checkpoint.at)}));
+    }
+    if let Some(at) = ended {
+        put("ended", json!(timestamp(at)));
+    }
+    let condition =
+        |kind, holds, reason: &str, message: String| Condition { kind, holds, reason: reason.to_owned(), message };
+    let said = reason.unwrap_or_default();
+    let phase = job.phase.name();
+    let running = matches!(job.phase, Phase::Running(_));
+    let mut conditions = vec![
+        condition("Accepted", true, "Accepted", String::new()),
+        condition("Running", running, phase, if running { String::new() } else { said.clone() }),
+    ];
+    if let Some(end) = ending(&job.phase) {
+        conditions.push(condition("Complete", end == Ending::Succeeded, phase, said.clone()));
+        conditions.push(condition("Failed", end != Ending::Succeeded, phase, said));
+    }
+    object::put_conditions(&mut status, Some(before), &conditions, &now());
+    Value::Object(status)
+}
+
+/// The object that owns the pods of a job; made where it is missing.
+///
+/// # Errors
+/// If it cannot be made, with the reason.
+pub async fn ensure(client: &Client, record: &JobRecord) -> Result<Owner, String> {
+    if let Some(ObjectRef { name, uid }) = &record.provenance.object {
+        return Ok(Owner { name: name.clone(), uid: uid.clone() });
+    }
+    let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), &record.key.namespace, &object::resource());
+    let mut wanted = object::of_job(record);
+    let plain = record.key.name.clone();
+    for name in [plain.clone(), format!("{plain}-{}", record.id.0)] {
+        wanted.metadata.name = Some(name.clone());
+        let made = match persist(|| async { api.create(&PostParams::default(), &wanted).await }).await {
+            Err(refused) if refused.is_conflict() => persist(|| async { api.get(&name).await }).await,
+            other => other,
+        };
+        let object = made.map_err(|e| format!("its object {name} could not be made: {}", e.message))?;
+        if object::made_for(&object) == Some(record.id.0) {
+            let uid = object.metadata.uid.ok_or_else(|| format!("its object {name} has no uid"))?;
+            return Ok(Owner { name, uid });
+        }
+    }
+    Err(format!("there are objects {plain} and {plain}-{} of other jobs already; delete one", record.id.0))
+}

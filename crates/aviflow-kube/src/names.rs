@@ -1,0 +1,93 @@
+//! Names, labels and annotations of what Aviflow makes in a cluster.
+
+use aviflow_core::model::JobId;
+use aviflow_engine::telemetry::StreamKey;
+use std::collections::BTreeMap;
+
+/// The API group.
+pub const GROUP: &str = "aviflow.dev";
+/// The version of its objects.
+pub const VERSION: &str = "v1alpha1";
+
+/// Label: the job's number.
+pub const JOB: &str = "aviflow.dev/job";
+/// Label: the attempt.
+pub const ATTEMPT: &str = "aviflow.dev/attempt";
+/// Label: the worker.
+pub const WORKER: &str = "aviflow.dev/worker";
+/// Label: the job's name, for people and selectors.
+pub const NAME: &str = "aviflow.dev/name";
+/// Label of everything that keeps GPUs for a gang.
+pub const PLACEHOLDER: &str = "aviflow.dev/placeholder";
+/// Label: who made it.
+pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
+/// The value of [`MANAGED_BY`].
+pub const AVIFLOW: &str = "aviflow";
+/// Annotation of a TrainingJob: who submitted it, stamped at admission.
+pub const SUBMITTER: &str = "aviflow.dev/submitter";
+/// Annotation of a TrainingJob that was made for a job which came through the API: the job's number.
+pub const FOR_JOB: &str = "aviflow.dev/for-job";
+/// Finalizer of a TrainingJob: its deletion is a graceful stop.
+pub const FINALIZER: &str = "aviflow.dev/stop";
+/// Taint of a node whose GPUs are all kept for a gang.
+pub const KEEP_TAINT: &str = "aviflow.dev/keep";
+/// The audience of the tokens of job pods.
+pub const AUDIENCE: &str = "aviflow";
+/// The service account of job pods, which has no rights.
+pub const JOB_ACCOUNT: &str = "aviflow-job";
+
+/// The name of a worker's pod: `NAME-ATTEMPT-WORKER`.
+///
+/// A job's name has at most 40 characters, so this is a DNS label. Two jobs never meet: what stands
+/// before the last two dashes is the job's name.
+#[must_use]
+pub fn pod(job: &str, attempt: u32, worker: u32) -> String {
+    format!("{job}-{attempt}-{worker}")
+}
+
+/// The labels of a worker's pod.
+#[must_use]
+pub fn labels(key: StreamKey, job: &str) -> BTreeMap<String, String> {
+    [
+        (JOB, key.job.0.to_string()),
+        (ATTEMPT, key.attempt.to_string()),
+        (WORKER, key.worker.to_string()),
+        (NAME, job.to_owned()),
+        (MANAGED_BY, AVIFLOW.to_owned()),
+    ]
+    .map(|(k, v)| (k.to_owned(), v))
+    .into()
+}
+
+/// Which worker a pod with these labels is, if it is one of ours.
+#[must_use]
+pub fn worker(labels: &BTreeMap<String, String>) -> Option<StreamKey> {
+    if labels.get(MANAGED_BY).map(String::as_str) != Some(AVIFLOW) {
+        return None;
+    }
+    Some(StreamKey {
+        job: JobId(labels.get(JOB)?.parse().ok()?),
+        attempt: labels.get(ATTEMPT)?.parse().ok()?,
+        worker: labels.get(WORKER)?.parse().ok()?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_name_the_worker() {
+        let key = StreamKey { job: JobId(7), attempt: 2, worker: 511 };
+        let labels = labels(key, "llama");
+        assert_eq!(worker(&labels), Some(key));
+        let mut foreign = labels;
+        foreign.remove(MANAGED_BY);
+        assert_eq!(worker(&foreign), None, "not made by us");
+    }
+
+    #[test]
+    fn the_longest_name_is_a_label() {
+        assert!(pod(&"a".repeat(40), 9999, 4095).len() <= 63);
+    }
+}

@@ -1,0 +1,259 @@
+//! What a pool's document says of Kubernetes, and what a node says of itself.
+
+use k8s_openapi::api::core::v1::Node;
+use std::collections::BTreeMap;
+
+/// How a pool appears in a cluster.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Profile {
+    /// The pool.
+    pub pool: String,
+    /// Labels that all of its nodes have.
+    pub node_selector: BTreeMap<String, String>,
+    /// The extended resource that GPUs are, such as `nvidia.com/gpu`.
+    pub gpu_resource: String,
+    /// The label whose value says what GPUs a node has.
+    pub gpu_label: String,
+    /// Accelerator types by the values of that label that mean them. A value that is none of these is its own type.
+    pub gpu_types: BTreeMap<String, Vec<String>>,
+    /// Labels whose values are a node's domains, smallest first.
+    pub topology_keys: Vec<String>,
+    /// Other resources of each pod, such as RDMA devices.
+    pub resources: BTreeMap<String, String>,
+    /// Annotations of each pod, such as networks to attach.
+    pub annotations: BTreeMap<String, String>,
+    /// Variables of each rank, such as NCCL settings; what a job says wins.
+    pub env: BTreeMap<String, String>,
+    /// Whether pods share the node's network.
+    pub host_network: bool,
+    /// Capabilities of the container, such as `IPC_LOCK`.
+    pub capabilities: Vec<String>,
+    /// The runtime class.
+    pub runtime_class: Option<String>,
+    /// Tolerations, as Kubernetes writes them.
+    pub tolerations: Vec<k8s_openapi::api::core::v1::Toleration>,
+    /// The priority class of job pods.
+    pub priority_class: Option<String>,
+    /// Where jobs keep checkpoints and outputs.
+    pub storage: Option<Storage>,
+    /// Host paths below which `data` may lie.
+    pub host_paths: Vec<String>,
+    /// Secrets for pulling images.
+    pub pull_secrets: Vec<String>,
+}
+
+/// A file system that all nodes share.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Storage {
+    /// A claim in the job's namespace.
+    Claim(String),
+    /// A path of every node.
+    HostPath(String),
+}
+
+impl Profile {
+    /// A pool of all nodes that have `nvidia.com/gpu`.
+    #[must_use]
+    pub fn nvidia(pool: &str) -> Profile {
+        Profile {
+            pool: pool.to_owned(),
+            node_selector: BTreeMap::new(),
+            gpu_resource: "nvidia.com/gpu".to_owned(),
+            gpu_label: "nvidia.com/gpu.product".to_owned(),
+            gpu_types: BTreeMap::new(),
+            topology_keys: Vec::new(),
+            resources: BTreeMap::new(),
+            annotations: BTreeMap::new(),
+            env: BTreeMap::new(),
+            host_network: false,
+            capabilities: Vec::new(),
+            runtime_class: None,
+            tolerations: Vec::new(),
+            priority_class: None,
+            storage: None,
+            host_paths: Vec::new(),
+            pull_secrets: Vec::new(),
+        }
+    }
+
+    /// Whether a node belongs to the pool.
+    #[must_use]
+    pub fn has(&self, labels: &BTreeMap<String, String>) -> bool {
+        self.node_selector.iter().all(|(key, value)| labels.get(key) == Some(value))
+    }
+
+    /// The accelerator type of a node with these labels: what the pool calls it, else what the label says, else
+    /// the resource's name.
+    #[must_use]
+    pub fn gpu_type(&self, labels: &BTreeMap<String, String>) -> String {
+        let Some(value) = labels.get(&self.gpu_label) else { return self.gpu_resource.clone() };
+        let named = self.gpu_types.iter().find(|(_, values)| values.contains(value));
+        named.map_or_else(|| value.clone(), |(name, _)| name.clone())
+    }
+
+    /// The domains of a node with these labels, smallest first; empty unless it has all of the labels.
+    #[must_use]
+    pub fn path(&self, labels: &BTreeMap<String, String>) -> Vec<String> {
+        let path: Option<Vec<String>> = self.topology_keys.iter().map(|key| labels.get(key).cloned()).collect();
+        path.unwrap_or_default()
+    }
+}
+
+/// What counts of a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeFacts {
+    /// Its name.
+    pub name: String,
+    /// Its pool.
+    pub pool: String,
+    /// Its accelerator type.
+    pub gpu_type: String,
+    /// GPUs that its device plugin registered, whole or broken.
+    pub capacity: u32,
+    /// Those that the plugin calls healthy.
+    pub allocatable: u32,
+    /// Its domains.
+    pub path: Vec<String>,
+    /// Whether its kubelet is heard of.
+    pub ready: bool,
+    /// Why new work may not start there, if so.
+    pub closed: Option<String>,
+}
+
+impl NodeFacts {
+    /// Reads a node; none where it belongs to no pool.
+    #[must_use]
+    pub fn of(node: &Node, profiles: &[Profile]) -> Option<NodeFacts> {
+        let name = node.metadata.name.clone()?;
+        let none = BTreeMap::new();
+        let labels = node.metadata.labels.as_ref().unwrap_or(&none);
+        let profile = profiles.iter().find(|p| p.has(labels))?;
+        let status = node.status.as_ref()?;
+        let count = |of: Option<&BTreeMap<String, k8s_openapi::apimachinery::pkg::api::resource::Quantity>>| {
+            let quantity = of?.get(&profile.gpu_resource)?;
+            quantity.0.parse::<u32>().ok()
+        };
+        let capacity = count(status.capacity.as_ref()).unwrap_or(0).min(64);
+        let allocatable = count(status.allocatable.as_ref()).unwrap_or(0).min(capacity);
+        let condition = |kind: &str| status.conditions.iter().flatten().find(|c| c.type_ == kind);
+        let ready = condition("Ready").is_some_and(|c| c.status == "True");
+        Some(NodeFacts {
+            name,
+            pool: profile.pool.clone(),
+            gpu_type: profile.gpu_type(labels),
+            capacity,
+            allocatable,
+            path: profile.path(labels),
+            ready,
+            closed: closed(node, profile),
+        })
+    }
+}
+
+/// Taints of Kubernetes' own that say nothing that a condition does not say.
+const CONDITIONS: [&str; 2] = ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"];
+
+/// Why pods of a pool cannot come to a node now, as an administrator reads it.
+fn closed(node: &Node, profile: &Profile) -> Option<String> {
+    let spec = node.spec.as_ref()?;
+    if spec.unschedulable == Some(true) {
+        return Some("cordoned in Kubernetes (`kubectl uncordon` opens it)".to_owned());
+    }
+    let bars = |taint: &&k8s_openapi::api::core::v1::Taint| {
+        taint.effect != "PreferNoSchedule"
+            && taint.key != crate::names::KEEP_TAINT
+            && !CONDITIONS.contains(&taint.key.as_str())
+            && !profile.tolerations.iter().any(|t| tolerates(t, taint))
+    };
+    let taint = spec.taints.iter().flatten().find(bars)?;
+    let value = taint.value.as_deref().map_or(String::new(), |v| format!("={v}"));
+    Some(format!("tainted {}{value}:{}; the pool has no toleration for it", taint.key, taint.effect))
+}
+
+/// Kubernetes' own rule (`ToleratesTaint`).
+fn tolerates(toleration: &k8s_openapi::api::core::v1::Toleration, taint: &k8s_openapi::api::core::v1::Taint) -> bool {
+    let effect = toleration.effect.as_deref().is_none_or(|e| e.is_empty() || e == taint.effect);
+    let key = toleration.key.as_deref().is_none_or(|k| k.is_empty() || k == taint.key);
+    let value = match toleration.operator.as_deref().unwrap_or("Equal") {
+        "Exists" => true,
+        _ => toleration.value.as_deref().unwrap_or("") == taint.value.as_deref().unwrap_or(""),
+    };
+    effect && key && value
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn node(spec: Value, status: Value) -> Node {
+        serde_json::from_value(json!({
+            "metadata": {"name": "hgx0", "labels": {
+                "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3",
+                "fabric.topograph.run/tier-0": "leaf-3",
+                "fabric.topograph.run/tier-1": "spine-1",
+            }},
+            "spec": spec,
+            "status": status,
+        }))
+        .expect("a node")
+    }
+
+    fn h100() -> Profile {
+        Profile {
+            gpu_types: [("H100".to_owned(), vec!["NVIDIA-H100-80GB-HBM3".to_owned()])].into(),
+            topology_keys: vec!["fabric.topograph.run/tier-0".into(), "fabric.topograph.run/tier-1".into()],
+            ..Profile::nvidia("main")
+        }
+    }
+
+    fn status(allocatable: &str, ready: &str) -> Value {
+        json!({
+            "capacity": {"nvidia.com/gpu": "8", "cpu": "64"},
+            "allocatable": {"nvidia.com/gpu": allocatable},
+            "conditions": [{"type": "Ready", "status": ready}],
+        })
+    }
+
+    #[test]
+    fn a_node_is_what_its_pool_makes_of_it() {
+        let facts = NodeFacts::of(&node(json!({}), status("7", "True")), &[h100()]).expect("facts");
+        let path = vec!["leaf-3".to_owned(), "spine-1".to_owned()];
+        assert_eq!(
+            facts,
+            NodeFacts {
+                name: "hgx0".into(),
+                pool: "main".into(),
+                gpu_type: "H100".into(),
+                capacity: 8,
+                allocatable: 7,
+                path,
+                ready: true,
+                closed: None,
+            }
+        );
+        let unknown = NodeFacts::of(&node(json!({}), status("8", "Unknown")), &[Profile::nvidia("all")]);
+        let unknown = unknown.expect("facts");
+        assert!(!unknown.ready && unknown.gpu_type == "NVIDIA-H100-80GB-HBM3" && unknown.path.is_empty());
+        let elsewhere = Profile { node_selector: [("a".to_owned(), "b".to_owned())].into(), ..h100() };
+        assert_eq!(NodeFacts::of(&node(json!({}), status("8", "True")), &[elsewhere]), None);
+    }
+
+    #[test]
+    fn a_node_is_closed_by_others_alone() {
+        #[track_caller]
+        fn check(spec: Value, expected: Option<&str>) {
+            let toleration = serde_json::from_value(json!({"key": "nvidia.com/gpu", "operator": "Exists"}));
+            let profile = Profile { tolerations: vec![toleration.expect("a toleration")], ..h100() };
+            let facts = NodeFacts::of(&node(spec, status("8", "True")), &[profile]).expect("facts");
+            assert_eq!(facts.closed.as_deref().map(|c| c.split(';').next().unwrap_or(c)), expected);
+        }
+        let taint = |key: &str, effect: &str| json!({"taints": [{"key": key, "value": "v", "effect": effect}]});
+        check(json!({"unschedulable": true}), Some("cordoned in Kubernetes (`kubectl uncordon` opens it)"));
+        check(taint("nvidia.com/gpu", "NoSchedule"), None);
+        check(taint("mine", "NoSchedule"), Some("tainted mine=v:NoSchedule"));
+        check(taint("mine", "PreferNoSchedule"), None);
+        check(taint("aviflow.dev/keep", "NoSchedule"), None);
+        check(taint("node.kubernetes.io/unreachable", "NoExecute"), None);
+    }
+}

@@ -1,0 +1,162 @@
+//! A Kubernetes cluster as the body.
+
+use super::Ground;
+use crate::cli::KubeArgs;
+use crate::error::{Failure, Result, While};
+use crate::output::note;
+use aviflow_api::rest::{Exec, ExecFrame};
+use aviflow_core::model::{Job, JobId, JobKey};
+use aviflow_core::time::{Span, Time};
+use aviflow_engine::driver::Handle;
+use aviflow_engine::ports::Observation;
+use aviflow_engine::telemetry::StreamKey;
+use aviflow_kube::depot::Objects;
+use aviflow_kube::mirror::{self, Mirror};
+use aviflow_kube::pod::Site;
+use aviflow_kube::profile::Profile;
+use aviflow_kube::{Client, KubeCluster, KubeConfig, KubeHandle, Listeners};
+use aviflow_link::Durable;
+use aviflow_server::{Applied, Applies, Body, BodyAgent, ExecRefusal, ExecTarget};
+use aviflow_store::FileTelemetry;
+use std::future::Future;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::runtime::{Handle as Threads, Runtime};
+use tokio::sync::mpsc;
+
+/// The image where none is named: that of this version.
+const IMAGE: &str = concat!("ghcr.io/aviflow/aviflow:", env!("CARGO_PKG_VERSION"));
+
+/// Bytes of log that an agent keeps in its pod while the control plane is away.
+const LOG_BUFFER: u64 = 256 << 20;
+
+/// Time after which a worker on a silent node is written off: the agent's own patience, and a margin for clocks.
+const WRITE_OFF: Span = Span::seconds(150);
+
+/// How often a worker is looked at that ships its last lines.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// The cluster as it is asked for.
+pub fn ground(
+    args: &KubeArgs,
+    home: PathBuf,
+    objects: Objects,
+    telemetry: Arc<FileTelemetry>,
+    report: impl Fn(Observation, Option<Durable>) + Send + Sync + 'static,
+    runtime: &Runtime,
+) -> Result<(Ground, Client)> {
+    let client = runtime.block_on(Client::try_default()).map_err(|e| {
+        Failure::new(format!("no Kubernetes cluster can be found: {e}"))
+            .help("run it in a pod of the cluster, or set KUBECONFIG")
+    })?;
+    let version = runtime.block_on(client.apiserver_version()).map_err(|e| {
+        Failure::new(format!("the apiserver does not answer: {e}"))
+            .help("`kubectl version` shows whether it can be reached")
+    })?;
+    let listen = |address: SocketAddr| {
+        runtime.block_on(TcpListener::bind(address)).map_err(|e| {
+            Failure::new(format!("the control plane cannot listen on {address}: {e}"))
+                .help("choose other addresses with --agents and --depot")
+        })
+    };
+    let listeners = Listeners { agents: listen(args.agents)?, depot: listen(args.depot)? };
+    let bound = |listener: &TcpListener| listener.local_addr().or_fail(|| "a listener has no address".to_owned());
+    let (agents, depot) = (bound(&listeners.agents)?, bound(&listeners.depot)?);
+    let ip = advertised(args, agents.ip())?;
+    let site = Site {
+        agents: SocketAddr::new(ip, agents.port()).to_string(),
+        depot: format!("http://{}", SocketAddr::new(ip, depot.port())),
+        image: args.image.clone().unwrap_or_else(|| IMAGE.to_owned()),
+        log_buffer: LOG_BUFFER,
+    };
+    note(&format!("the pool is a cluster of Kubernetes {}; agents reach this at {}", version.git_version, site.agents));
+    let config = KubeConfig { client: client.clone(), profiles: profiles(args)?, site, write_off: WRITE_OFF, objects };
+    let cluster = KubeCluster::start(config, listeners, telemetry, report, runtime.handle());
+    let handle = cluster.handle();
+    let volumes = args.volumes.clone().unwrap_or_else(|| home.join("volumes"));
+    let body = Arc::new(Kube { handle, runtime: runtime.handle().clone(), volumes });
+    Ok((Ground { cluster: Box::new(cluster), body, nodes: None }, client))
+}
+
+/// The address under which pods reach this.
+fn advertised(args: &KubeArgs, bound: IpAddr) -> Result<IpAddr> {
+    match args.advertise {
+        Some(ip) => Ok(ip),
+        None if bound.is_unspecified() || bound.is_loopback() => Err(Failure::usage(format!(
+            "pods cannot reach {bound}, and no other address of this control plane is known"
+        ))
+        .help("name it with --advertise: the Service's address, or this machine's")),
+        None => Ok(bound),
+    }
+}
+
+/// Keeps objects and jobs alike, from now on.
+pub fn mirror(client: Client, engine: Handle, applies: Applies, runtime: &Runtime) {
+    runtime.spawn(Mirror::run(client, engine, Arc::new(Submits(applies))));
+}
+
+struct Submits(Applies);
+
+impl mirror::Jobs for Submits {
+    fn submit(&self, applied: mirror::Applied) -> std::result::Result<(JobId, JobKey), String> {
+        let mirror::Applied { namespace, user, spec, provenance } = applied;
+        self.0.submit(Applied { namespace, user, spec, provenance })
+    }
+
+    fn ended(&self, job: JobId) -> Option<(Job, Option<Time>)> {
+        self.0.ended(job)
+    }
+}
+
+/// The body, as the server asks for it.
+struct Kube {
+    handle: KubeHandle,
+    runtime: Threads,
+    volumes: PathBuf,
+}
+
+impl Body for Kube {
+    fn name(&self) -> &'static str {
+        "kubernetes"
+    }
+
+    fn exec(&self, target: ExecTarget, exec: Exec) -> std::result::Result<mpsc::Receiver<ExecFrame>, ExecRefusal> {
+        let key = StreamKey { job: target.job, attempt: target.attempt, worker: target.worker };
+        let stdin = super::body::stdin(&exec)?;
+        let stream = self.handle.exec(key, exec.rank, exec.argv, &stdin);
+        Ok(super::body::frames(stream.map_err(|e| ExecRefusal(e.to_string()))?, &self.runtime))
+    }
+
+    fn volumes(&self, job: JobId) -> PathBuf {
+        self.volumes.join("jobs").join(job.0.to_string()).join("volumes")
+    }
+
+    fn agents(&self) -> Vec<BodyAgent> {
+        let agent = |(key, connected): (StreamKey, bool)| BodyAgent {
+            job: key.job,
+            attempt: key.attempt,
+            worker: key.worker,
+            pid: None,
+            connected,
+        };
+        self.handle.workers().into_iter().map(agent).collect()
+    }
+
+    fn environment_ready(&self, _: &str) -> bool {
+        // Images are pulled where they are needed.
+        true
+    }
+
+    fn drained(&self, job: JobId) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        let handle = self.handle.clone();
+        Box::pin(async move {
+            while handle.workers().iter().any(|(key, connected)| key.job == job && *connected) {
+                tokio::time::sleep(LOOK).await;
+            }
+        })
+    }
+}

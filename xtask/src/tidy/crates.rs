@@ -5,7 +5,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 
 /// What each crate may depend on of this workspace: the arrows of the architecture.
-const ARROWS: [(&str, &[&str]); 10] = [
+const ARROWS: [(&str, &[&str]); 11] = [
     ("aviflow-core", &[]),
     ("aviflow-replay", &["aviflow-core"]),
     ("aviflow-agent", &[]),
@@ -29,6 +29,8 @@ const ARROWS: [(&str, &[&str]); 10] = [
         ],
     ),
     ("xtask", &[]),
+    // Tests drive clusters with it; it knows Kubernetes and nothing of Aviflow.
+    ("aviflow-testcluster", &[]),
 ];
 
 /// All that the core may depend on.

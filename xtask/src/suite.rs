@@ -62,7 +62,7 @@ fn chosen(words: &[String]) -> Result<Vec<Part>> {
             "unit" => vec![FMT, TIDY, BUILD, CLIPPY, CARGO, HOOKS],
             "sim" => vec![BUILD, SIM],
             "local" => vec![BUILD, END_TO_END, DEMO, EXAMPLE],
-            "kube" => vec![BUILD, KUBE],
+            "kube" => vec![KUBE],
             "docs" => vec![TIDY, DOCS],
             "full" => vec![FMT, TIDY, DENY, BUILD, CLIPPY, CARGO, HOOKS, SOAK, DEMO, EXAMPLE, KUBE, DOCS],
             other => bail!("there is no part `{other}`; there are unit, sim, local, kube, docs and full"),

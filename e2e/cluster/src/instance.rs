@@ -24,7 +24,10 @@ pub(crate) struct Instance {
 
 impl Instance {
     /// Takes the first number that is free, and removes what is left of it.
-    pub(crate) fn take() -> Result<Instance> {
+    ///
+    /// With `in_memory` its folder is in memory. containerd takes each container's file system off again, which
+    /// waits until the disk below has written all that anybody has to write to it: a minute on a busy machine.
+    pub(crate) fn take(in_memory: bool) -> Result<Instance> {
         let base = base()?;
         let mut taken = Vec::new();
         for number in 0..MOST {
@@ -43,6 +46,10 @@ impl Instance {
             let others = output(Command::new("ip").args(["-4", "route", "show", "root", &network]))?;
             if others.trim().is_empty() {
                 fs::create_dir_all(&instance.folder)?;
+                if in_memory {
+                    let mount = ["-t", "tmpfs", "-o", "mode=0700", "aviflow-kube"];
+                    output(Command::new("mount").args(mount).arg(&instance.folder))?;
+                }
                 return Ok(instance);
             }
             taken.push(format!("{network} of {number} is routed elsewhere ({})", others.trim()));
@@ -106,7 +113,7 @@ impl Instance {
 
     /// Ends and removes everything of this number: processes, and with them their mounts, devices and
     /// namespaces; control groups; the folder.
-    pub(crate) fn remove(&self) -> Result<()> {
+    fn remove(&self) -> Result<()> {
         self.group()?.remove()?;
         // The kernel removes it a little after the last process of its network; a successor needs it gone now.
         if Path::new("/sys/class/net").join(self.device()).exists() {
@@ -114,6 +121,13 @@ impl Instance {
             if Path::new("/sys/class/net").join(self.device()).exists() {
                 removed?;
             }
+        }
+        // A mount point is on another device than the folder that it is in.
+        let device = |path: &Path| fs::metadata(path).map(|data| data.dev());
+        if let (Ok(own), Some(Ok(above))) = (device(&self.folder), self.folder.parent().map(device))
+            && own != above
+        {
+            output(Command::new("umount").arg("--lazy").arg(&self.folder))?;
         }
         match fs::remove_dir_all(&self.folder) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -124,11 +138,25 @@ impl Instance {
     }
 }
 
+impl Drop for Instance {
+    fn drop(&mut self) {
+        if let Err(error) = self.remove() {
+            eprintln!("a cluster could not be removed, the next start tries again: {error:#}");
+        }
+    }
+}
+
 /// The folder of all clusters of this machine: `$AVIFLOW_KUBE_STATE`, else `aviflow-kube` in the folder for
-/// temporary files. It must not be on an overlay, on which containerd's own overlays cannot lie.
-pub(crate) fn base() -> Result<PathBuf> {
+/// temporary files. Where clusters are not in memory, it must not be on an overlay, on which containerd's own
+/// overlays cannot lie.
+fn base() -> Result<PathBuf> {
     let base =
         std::env::var_os("AVIFLOW_KUBE_STATE").map_or_else(|| std::env::temp_dir().join("aviflow-kube"), PathBuf::from);
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-".contains(c);
+    anyhow::ensure!(
+        base.to_str().is_some_and(|path| path.chars().all(plain)),
+        "{base:?} will stand in scripts; use letters, digits and `._-`"
+    );
     let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&base);
     made.with_context(|| format!("{} cannot be made", base.display()))?;
     // Anybody may write to the folder for temporary files, and what is in ours is run as root.

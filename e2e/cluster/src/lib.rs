@@ -54,10 +54,13 @@ const PROGRAMS: [(&str, &str); 9] = [
 /// What cluster is started.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Its nodes; at most 100.
+    /// Its nodes.
     pub nodes: Vec<NodeOptions>,
     /// Images that every node has from the start: archives, see [`images`].
     pub images: Vec<PathBuf>,
+    /// Whether the disks of nodes are in this machine's memory. They are faster by far, and images and what pods
+    /// write must fit into half of the memory.
+    pub in_memory: bool,
     /// Further flags of kube-apiserver.
     pub apiserver_args: Vec<String>,
     /// How long a silent node counts as ready. Kubernetes' own default is 50 s.
@@ -69,6 +72,7 @@ impl Default for Options {
         Options {
             nodes: ["hgx0", "hgx1"].map(NodeOptions::new).into(),
             images: Vec::new(),
+            in_memory: true,
             apiserver_args: Vec::new(),
             // Leases are renewed each second, so this is ten in a row missed by a busy machine.
             node_grace: Duration::from_secs(10),
@@ -104,7 +108,7 @@ struct Site {
     /// The image of pods' sandboxes.
     pause: PathBuf,
     control: Mutex<Control>,
-    // Last: with it goes the lock on everything above.
+    // Last: dropped, it removes all that is left, and gives up the lock on it.
     instance: Instance,
 }
 
@@ -124,11 +128,12 @@ impl Cluster {
     /// error quotes the end of its log.
     pub fn start(options: Options) -> Result<Cluster> {
         check_machine()?;
+        check_names(&options.nodes)?;
         for binary in Binary::CLUSTER {
             binary.path()?;
         }
         let pause = images::pause()?;
-        let instance = Instance::take()?;
+        let instance = Instance::take(options.in_memory)?;
         let authority = Authority::make(&instance.folder().join("pki"))?;
         let server = format!("https://{}", instance.control());
         let config = authority.kubeconfig(&server, "admin", &["system:masters"])?;
@@ -156,6 +161,7 @@ impl Cluster {
         lock(&self.site.control).start_controllers()?;
         each(&present, |node| {
             node.start_kubelet()?;
+            self.site.options.images.iter().try_for_each(|image| node.load(image))?;
             node.wait_ready()
         })?;
         // Without it no pod can be made in the namespace.
@@ -258,7 +264,7 @@ impl Cluster {
     /// # Errors
     /// If it is no image.
     pub fn load(&self, image: &Path) -> Result<()> {
-        let running: Vec<&Node> = self.nodes.iter().filter(|node| node.command("true").is_ok()).collect();
+        let running: Vec<&Node> = self.nodes.iter().filter(|node| node.is_running()).collect();
         each(&running, |node| node.load(image))
     }
 
@@ -306,9 +312,6 @@ impl Drop for Cluster {
     fn drop(&mut self) {
         if std::thread::panicking() {
             eprintln!("the logs of the cluster are in {}", self.keep_logs().display());
-        }
-        if let Err(error) = self.site.instance.remove() {
-            eprintln!("the cluster could not be removed, the next start tries again: {error:#}");
         }
     }
 }
@@ -377,6 +380,20 @@ pub fn check_machine() -> Result<()> {
     Ok(())
 }
 
+/// Whether nodes can be called so: names are parts of paths and scripts, and addresses follow from places.
+fn check_names(nodes: &[NodeOptions]) -> Result<()> {
+    const MOST: usize = 100;
+    anyhow::ensure!(nodes.len() <= MOST, "{} nodes; a cluster has addresses for {MOST}", nodes.len());
+    for (at, node) in nodes.iter().enumerate() {
+        let label = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+        let fits = node.name.starts_with(|c: char| c.is_ascii_lowercase()) && node.name.chars().all(label);
+        anyhow::ensure!(fits, "`{}` is no DNS label: use a-z, 0-9 and -", node.name);
+        let twice = nodes[..at].iter().any(|other| other.name == node.name);
+        anyhow::ensure!(!twice && node.name != "control", "the name `{}` is taken", node.name);
+    }
+    Ok(())
+}
+
 /// Does something on several nodes at once.
 fn each(nodes: &[&Node], what: impl Fn(&Node) -> Result<()> + Sync) -> Result<()> {
     std::thread::scope(|scope| joined(nodes.iter().map(|node| scope.spawn(|| what(node))).collect()))
@@ -386,4 +403,23 @@ fn each(nodes: &[&Node], what: impl Fn(&Node) -> Result<()> + Sync) -> Result<()
 fn joined(threads: Vec<std::thread::ScopedJoinHandle<'_, Result<()>>>) -> Result<()> {
     let ends = threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
     ends.collect::<Vec<_>>().into_iter().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_have_names_that_fit_everywhere() {
+        let check = |names: &[&str], expected: &str| {
+            let nodes: Vec<_> = names.iter().map(|name| NodeOptions::new(name)).collect();
+            let error = check_names(&nodes).err().map(|error| error.to_string()).unwrap_or_default();
+            assert_eq!(error, expected);
+        };
+        check(&["hgx0", "a-1"], "");
+        check(&["a b"], "`a b` is no DNS label: use a-z, 0-9 and -");
+        check(&[""], "`` is no DNS label: use a-z, 0-9 and -");
+        check(&["a", "b", "a"], "the name `a` is taken");
+        check(&["control"], "the name `control` is taken");
+    }
 }

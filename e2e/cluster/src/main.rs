@@ -3,10 +3,11 @@
 use anyhow::{Context as _, Result, bail};
 use aviflow_testcluster::binaries::{Binary, cache};
 use aviflow_testcluster::{Cluster, Options, check_machine, images, until};
-use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-use std::fs;
+use std::fs::{self, TryLockError};
+use std::io::Write as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
@@ -18,7 +19,7 @@ usage: cargo xtask kube TASK
   up [--background]   start a cluster of two nodes with 8 GPUs each; it ends with Ctrl-C, or with `down`
   down                end it
   status              whether it runs, and how to use it
-  binaries            build the programs that clusters and their tests need, and say where they are
+  binaries [--all]    build the programs of a cluster, and say where they are; with --all also helm and kwok
 ";
 
 fn main() -> ExitCode {
@@ -39,7 +40,8 @@ fn run() -> Result<()> {
         ["up", "--background"] => up_in_background(),
         ["down"] => down(),
         ["status"] => status(),
-        ["binaries"] => binaries(),
+        ["binaries"] => binaries(&Binary::CLUSTER),
+        ["binaries", "--all"] => binaries(&[&Binary::CLUSTER[..], &Binary::TOOLS].concat()),
         [] => {
             print!("{USAGE}");
             Ok(())
@@ -54,29 +56,22 @@ struct Running {
     kubeconfig: PathBuf,
 }
 
-/// The file that says it.
+/// The file that says it. The process of the cluster holds a lock on it, so that what the file says of a process
+/// that has ended is nothing.
 fn state() -> Result<PathBuf> {
     Ok(cache()?.join("up"))
 }
 
-/// The cluster that runs. What a file says of a process that has ended is nothing.
+/// The cluster that runs, once it is ready.
 fn running() -> Result<Option<Running>> {
-    let Ok(text) = fs::read_to_string(state()?) else { return Ok(None) };
-    let mut lines = text.lines();
-    let (Some(process), Some(born), Some(kubeconfig)) = (lines.next(), lines.next(), lines.next()) else {
+    let Ok(file) = fs::File::open(state()?) else { return Ok(None) };
+    if !matches!(file.try_lock(), Err(TryLockError::WouldBlock)) {
         return Ok(None);
-    };
+    }
+    let text = fs::read_to_string(state()?)?;
+    let Some((process, kubeconfig)) = text.trim_end().split_once('\n') else { return Ok(None) };
     let process = process.parse().ok().and_then(Pid::from_raw).context("the state names no process")?;
-    let alive = test_kill_process(process).is_ok() && start_time(process) == born;
-    Ok(alive.then(|| Running { process, kubeconfig: kubeconfig.into() }))
-}
-
-/// When a process started, which tells it from a later one of the same id.
-fn start_time(process: Pid) -> String {
-    let stat = fs::read_to_string(format!("/proc/{}/stat", process.as_raw_nonzero())).unwrap_or_default();
-    // Field 22; the name before it, in parentheses, may have spaces.
-    let rest = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
-    rest.split_whitespace().nth(19).unwrap_or_default().to_owned()
+    Ok(Some(Running { process, kubeconfig: kubeconfig.into() }))
 }
 
 fn say(running: &Running) {
@@ -84,27 +79,32 @@ fn say(running: &Running) {
 }
 
 fn up() -> Result<()> {
-    if let Some(running) = running()? {
-        say(&running);
-        bail!("a cluster is already up; end it with `cargo xtask kube down`");
+    let mut state = fs::File::options().create(true).append(true).open(state()?)?;
+    match state.try_lock() {
+        Ok(()) => state.set_len(0)?,
+        Err(TryLockError::WouldBlock) => bail!("a cluster is already up, see `cargo xtask kube status`"),
+        Err(TryLockError::Error(error)) => return Err(error).context("the lock of the state"),
     }
     // Before anything is there that would have to be removed.
     let mut signals = Signals::new([SIGINT, SIGTERM])?;
     let cluster = Cluster::start(Options { images: vec![images::minimal_python()?], ..Options::default() })?;
-    let process = rustix::process::getpid();
-    let running = Running { process, kubeconfig: cluster.kubeconfig().to_owned() };
-    let (id, born) = (process.as_raw_nonzero(), start_time(process));
-    fs::write(state()?, format!("{id}\n{born}\n{}\n", running.kubeconfig.display()))?;
+    let running = Running { process: rustix::process::getpid(), kubeconfig: cluster.kubeconfig().to_owned() };
+    // At once: who reads finds all or nothing.
+    let line = format!("{}\n{}\n", running.process.as_raw_nonzero(), running.kubeconfig.display());
+    state.write_all(line.as_bytes())?;
     println!("the cluster is up; its image for pods is {}", images::PYTHON);
     say(&running);
     let _ = signals.forever().next();
+    println!("ending it");
     drop(cluster);
-    fs::remove_file(state()?)?;
     Ok(())
 }
 
 fn up_in_background() -> Result<()> {
     check_machine()?;
+    if running()?.is_some() {
+        bail!("a cluster is already up, see `cargo xtask kube status`");
+    }
     let log = cache()?.join("up.log");
     let file = fs::File::create(&log)?;
     let mut up = Command::new(std::env::current_exe()?);
@@ -127,9 +127,7 @@ fn down() -> Result<()> {
         return Ok(());
     };
     kill_process(running.process, Signal::TERM)?;
-    until("the cluster has ended", Duration::from_secs(60), || {
-        Ok(test_kill_process(running.process).is_err().then_some(()))
-    })
+    until("the cluster has ended", Duration::from_secs(60), || Ok(self::running()?.is_none().then_some(())))
 }
 
 fn status() -> Result<()> {
@@ -140,8 +138,8 @@ fn status() -> Result<()> {
     Ok(())
 }
 
-fn binaries() -> Result<()> {
-    for binary in Binary::CLUSTER.into_iter().chain(Binary::TOOLS) {
+fn binaries(which: &[Binary]) -> Result<()> {
+    for binary in which {
         println!("{}", binary.path()?.display());
     }
     Ok(())

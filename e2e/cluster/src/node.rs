@@ -32,8 +32,9 @@ const TUNABLES: &str = "vm/overcommit_memory vm/panic_on_oom kernel/panic kernel
 pub struct Node {
     options: NodeOptions,
     index: usize,
-    site: Arc<Site>,
+    // Before the site, which is removed with its last node.
     state: Mutex<State>,
+    site: Arc<Site>,
 }
 
 #[derive(Default)]
@@ -155,12 +156,16 @@ impl Node {
         Ok(())
     }
 
-    /// Adds the node after [`Node::remove`], or for the first time, with an empty disk; waits until it is ready.
+    /// Adds the node after [`Node::remove`], or for the first time, with an empty disk but for the cluster's images;
+    /// waits until it is ready.
     ///
     /// # Errors
     /// If it does not become ready.
     pub fn add(&self) -> Result<()> {
-        self.start()
+        self.boot()?;
+        self.start_kubelet()?;
+        self.site.options.images.iter().try_for_each(|image| self.load(image))?;
+        self.wait_ready()
     }
 
     /// Makes a GPU healthy or unhealthy, as its plugin tells kubelet.
@@ -232,6 +237,11 @@ impl Node {
         Ok(running.space.command(program))
     }
 
+    /// Whether its containerd runs, and images can be imported.
+    pub(crate) fn is_running(&self) -> bool {
+        lock(&self.state).running.is_some()
+    }
+
     /// Everything but the kubelet, which needs the apiserver.
     pub(crate) fn boot(&self) -> Result<()> {
         let mut state = lock(&self.state);
@@ -265,9 +275,7 @@ impl Node {
             containerd.check()?;
             Ok((socket.exists() && output(self.ctr().arg("version")).is_ok()).then_some(()))
         })?;
-        for image in std::iter::once(&self.site.pause).chain(&self.site.options.images) {
-            self.load(image)?;
-        }
+        self.load(&self.site.pause)?;
         let plugin = if self.options.gpus > 0 { Some(self.spawn_plugin(&space)?) } else { None };
         state.running = Some(Running { containerd, plugin, kubelet: None, boot_id, space });
         Ok(())

@@ -100,8 +100,11 @@ impl Space {
     /// Ends it: returns when all its processes are gone.
     pub(crate) fn end(&mut self) {
         self.hold = None;
-        let _ = kill_process(self.init, Signal::KILL);
-        let _ = self.unshare.wait();
+        // Only while unshare runs is the id still that of its child.
+        if let Ok(None) = self.unshare.try_wait() {
+            let _ = kill_process(self.init, Signal::KILL);
+            let _ = self.unshare.wait();
+        }
     }
 }
 

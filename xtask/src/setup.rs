@@ -41,7 +41,7 @@ const KUBE: [Need; 7] = [
         debian: &["containernetworking-plugins"],
         here: || ["/usr/lib/cni", "/opt/cni/bin"].iter().any(|folder| Path::new(folder).join("bridge").exists()),
     },
-    Need { what: "ip and iptables", debian: &["iproute2", "iptables"], here: || system("ip") && system("iptables") },
+    Need { what: "ip", debian: &["iproute2"], here: || system("ip") },
     Need { what: "openssl", debian: &["openssl"], here: || system("openssl") },
     Need { what: "mmdebstrap, for images", debian: &["mmdebstrap"], here: || system("mmdebstrap") },
     Need { what: "docker-registry", debian: &["docker-registry"], here: || system("docker-registry") },

@@ -200,10 +200,7 @@ impl Binary {
         }
         eprintln!("building {} {}", self.name(), self.version());
         let begun = Instant::now();
-        let work = cache.join(format!(".building-{}", self.name()));
-        if work.exists() {
-            fs::remove_dir_all(&work)?;
-        }
+        let work = fresh(cache, &format!(".building-{}", self.name()))?;
         let (module, bin) = (work.join("module"), work.join("bin"));
         fs::create_dir_all(&module)?;
         fs::create_dir_all(&bin)?;
@@ -242,6 +239,22 @@ impl Source {
     }
 }
 
+/// A place in the cache where nothing is yet, for what is being made; the caller holds its lock. What a process left
+/// that was killed is removed. The place is another for each process: a compiler that has outlived the one which
+/// called it goes on writing where it was told.
+pub(crate) fn fresh(folder: &Path, prefix: &str) -> Result<PathBuf> {
+    let prefix = format!("{prefix}-at-");
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        if entry.file_name().to_string_lossy().starts_with(&prefix) {
+            let path = entry.path();
+            let removed = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+            removed.with_context(|| format!("{} cannot be removed", path.display()))?;
+        }
+    }
+    Ok(folder.join(format!("{prefix}{}", std::process::id())))
+}
+
 /// Where programs and images are kept, made if it is not there.
 ///
 /// # Errors
@@ -269,5 +282,16 @@ mod tests {
         assert_ne!(Binary::Kubelet.hash(), Binary::Kubectl.hash());
         assert!(Binary::Kubelet.linker().ends_with("gitMajor=1 -X k8s.io/component-base/version.gitMinor=36"));
         assert_eq!(Binary::Etcd.linker(), "-s -w");
+    }
+
+    #[test]
+    fn what_was_half_made_is_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir_all(folder.path().join(".building-etcd-at-1/bin")).unwrap();
+        fs::write(folder.path().join(".building-etcd-at-2"), "").unwrap();
+        fs::write(folder.path().join(".building-etcdctl-at-2"), "").unwrap();
+        let place = fresh(folder.path(), ".building-etcd").unwrap();
+        assert!(!place.exists());
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 }

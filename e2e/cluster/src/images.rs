@@ -3,7 +3,7 @@
 //! Each is kept in the cache of [`crate::binaries::cache`] under a name that follows from what it is made of, and
 //! put there in one step.
 
-use crate::binaries::{Binary, cache};
+use crate::binaries::{Binary, cache, fresh};
 use crate::node::PAUSE;
 use crate::oci::{FileEntry, Image, hex};
 use crate::run::{output, which};
@@ -97,7 +97,7 @@ fn kept(name: &str, make: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
     // Another process may have made it while this one waited.
     if !place.exists() {
         let begun = Instant::now();
-        let new = folder.join(format!("new-{name}"));
+        let new = fresh(&folder, &format!(".making-{name}"))?;
         make(&new).with_context(|| format!("the image {name} could not be made"))?;
         fs::rename(&new, &place)?;
         eprintln!("made {} in {:.0} s", place.display(), begun.elapsed().as_secs_f64());

@@ -79,6 +79,7 @@ fn say(running: &Running) {
 }
 
 fn up() -> Result<()> {
+    check_machine()?;
     let mut state = fs::File::options().create(true).append(true).open(state()?)?;
     match state.try_lock() {
         Ok(()) => state.set_len(0)?,

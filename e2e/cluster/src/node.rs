@@ -184,7 +184,8 @@ impl Node {
         }
         // In one step: the plugin reads at any time.
         let new = file.with_extension("new");
-        fs::write(&new, bad.iter().map(|line| format!("{line}\n")).collect::<String>())?;
+        fs::write(&new, bad.iter().map(|line| format!("{line}\n")).collect::<String>())
+            .with_context(|| format!("{} has no GPUs before it is added", self.name()))?;
         fs::rename(&new, &file)?;
         Ok(())
     }

@@ -5,7 +5,7 @@
 
 mod scenarios;
 
-use aviflow_testcluster::{Cluster, Options, images};
+use aviflow_testcluster::Cluster;
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
@@ -43,8 +43,7 @@ fn main() -> ExitCode {
 fn on_shared(shared: &Shared, test: scenarios::Test) -> anyhow::Result<()> {
     let mut cluster = shared.lock().map_err(|_| anyhow::anyhow!("an earlier test panicked on this cluster"))?;
     if cluster.is_none() {
-        let images = vec![images::minimal_python()?];
-        *cluster = Some(Cluster::start(Options { images, ..Options::default() })?);
+        *cluster = Some(Cluster::start(scenarios::options()?)?);
     }
     cluster.as_ref().map_or(Ok(()), test)
 }

@@ -1,7 +1,9 @@
 //! What is tested.
 
 use anyhow::{Context as _, Result, ensure};
-use aviflow_testcluster::{Cluster, Options, images, until};
+use aviflow_testcluster::binaries::Binary;
+use aviflow_testcluster::oci::FileEntry;
+use aviflow_testcluster::{Cluster, NodeOptions, Options, images, until};
 use serde_json::{Value, json};
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
@@ -11,8 +13,18 @@ use std::time::Duration;
 /// A test on a cluster that others use after it.
 pub type Test = fn(&Cluster) -> Result<()>;
 
+/// The cluster of [`ON_ONE_CLUSTER`]: two nodes, and a third that is added later.
+pub fn options() -> Result<Options> {
+    let mut options = Options { images: vec![images::minimal_python()?], ..Options::default() };
+    options.nodes[0].labels.insert("fabric.topograph.run/tier-0".to_owned(), "leaf-a".to_owned());
+    options.nodes.push(NodeOptions { gpus: 2, present: false, ..NodeOptions::new("spare") });
+    options.apiserver_args.push("--default-unreachable-toleration-seconds=7".to_owned());
+    Ok(options)
+}
+
 /// The tests on one cluster, in this order: those that harm nodes come last.
-pub const ON_ONE_CLUSTER: [(&str, Test); 10] = [
+pub const ON_ONE_CLUSTER: [(&str, Test); 12] = [
+    ("options_are_heeded", options_are_heeded),
     ("a_pod_sees_its_gpus", a_pod_sees_its_gpus),
     ("exec_and_logs_work", exec_and_logs_work),
     ("pods_of_two_nodes_and_the_host_reach_each_other", pods_of_two_nodes_and_the_host_reach_each_other),
@@ -23,6 +35,7 @@ pub const ON_ONE_CLUSTER: [(&str, Test); 10] = [
     ("the_apiserver_comes_back", the_apiserver_comes_back),
     ("a_cut_node_is_lost_and_found", a_cut_node_is_lost_and_found),
     ("a_killed_node_boots_again", a_killed_node_boots_again),
+    ("a_node_is_added_and_removed", a_node_is_added_and_removed),
 ];
 
 /// How long a pod may take. Seconds are usual; this is for a busy machine.
@@ -61,6 +74,21 @@ fn phase(cluster: &Cluster, name: &str, phase: &str) -> Result<Value> {
 fn remove(cluster: &Cluster, names: &[&str]) -> Result<()> {
     let args = [&["delete", "pod"], names].concat();
     cluster.kubectl_ok(&args).map(|_| ())
+}
+
+fn options_are_heeded(cluster: &Cluster) -> Result<()> {
+    let label = |name: &str| -> Result<Value> {
+        let node = cluster.node(name).object()?.with_context(|| format!("{name} is not there"))?;
+        Ok(node["metadata"]["labels"]["fabric.topograph.run/tier-0"].clone())
+    };
+    ensure!(label("hgx0")? == "leaf-a" && label("hgx1")? == Value::Null);
+    ensure!(cluster.node("spare").object()?.is_none(), "a node is there that was not asked for");
+    cluster.apply(&pod("tolerant", "hgx0", 0, "true").to_string())?;
+    let tolerant = object(cluster, "tolerant")?;
+    let mut tolerations = tolerant["spec"]["tolerations"].as_array().into_iter().flatten();
+    let given = tolerations.find(|t| t["key"] == "node.kubernetes.io/unreachable").context("no toleration")?;
+    ensure!(given["tolerationSeconds"] == 7, "the apiserver did not get its flag: {given}");
+    remove(cluster, &["tolerant"])
 }
 
 fn a_pod_sees_its_gpus(cluster: &Cluster) -> Result<()> {
@@ -130,7 +158,11 @@ fn pods_of_two_nodes_and_the_host_reach_each_other(cluster: &Cluster) -> Result<
 }
 
 fn an_image_is_pulled_by_its_digest(cluster: &Cluster) -> Result<()> {
-    let reference = cluster.registry().push(&images::pause()?, "tests/pause")?;
+    // No node has anything of it yet.
+    let file = |path: &str, content: Vec<u8>| FileEntry { path: path.to_owned(), content, mode: 0o755 };
+    let files = [file("/pause", std::fs::read(Binary::Pause.path()?)?), file("/etc/only-in-the-registry", Vec::new())];
+    let image = images::scratch("aviflow.test/pulled:1", &files, &["/pause"])?;
+    let reference = cluster.registry().push(&image, "tests/pulled")?;
     let mut pulled = pod("pulled", "hgx0", 0, "");
     pulled["spec"]["containers"][0] = json!({"name": "main", "image": reference, "imagePullPolicy": "Always"});
     cluster.apply(&pulled.to_string())?;
@@ -188,8 +220,7 @@ fn the_apiserver_comes_back(cluster: &Cluster) -> Result<()> {
     ensure!(cluster.get("/readyz").is_err(), "the apiserver still answers");
     cluster.start_apiserver()?;
     until("nodes are ready", LONGEST, || {
-        let ready: Result<Vec<bool>> = cluster.nodes().iter().map(|node| node.ready()).collect();
-        Ok(ready?.iter().all(|ready| *ready).then_some(()))
+        Ok((cluster.node("hgx0").ready()? && cluster.node("hgx1").ready()?).then_some(()))
     })
 }
 
@@ -216,16 +247,22 @@ fn a_killed_node_boots_again(cluster: &Cluster) -> Result<()> {
     cluster.apply(&pod("again", "hgx1", 8, "true").to_string())?;
     phase(cluster, "again", "Succeeded")?;
     remove(cluster, &["again"])?;
+    Ok(())
+}
 
-    let disk = cluster.folder().join("nodes/hgx1");
+fn a_node_is_added_and_removed(cluster: &Cluster) -> Result<()> {
+    let node = cluster.node("spare");
+    node.add()?;
+    ensure!(node.allocatable_gpus()? == 2);
+    cluster.apply(&pod("new", "spare", 2, "true").to_string())?;
+    phase(cluster, "new", "Succeeded")?;
+    remove(cluster, &["new"])?;
+    let disk = cluster.folder().join("nodes/spare");
     ensure!(disk.exists());
     node.remove()?;
-    ensure!(!disk.exists(), "the disk of a removed node is still there");
     ensure!(node.object()?.is_none(), "the node's object is still there");
-    node.add()?;
-    cluster.apply(&pod("new", "hgx1", 8, "true").to_string())?;
-    phase(cluster, "new", "Succeeded")?;
-    remove(cluster, &["new"])
+    ensure!(!disk.exists(), "the disk of a removed node is still there");
+    Ok(())
 }
 
 /// Whether a process of this machine, in whatever namespace, has this argument.

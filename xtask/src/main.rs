@@ -7,6 +7,7 @@ mod bench;
 mod control;
 mod demo;
 mod docs;
+mod kube;
 mod picture;
 mod proc;
 mod setup;
@@ -22,12 +23,14 @@ usage: cargo xtask TASK
   demo [--exit] [--home DIR]   this machine as a pool of 2 virtual HGX nodes, and a training on it
       --exit                   stop the control plane after the training; end with its exit code
       --home DIR               where the control plane keeps its state (default: target/demo/home)
-  test [PART…]                 what CI runs, or some of it: unit, sim, local, docs; full adds a long soak
+  test [PART…]                 what CI runs, or some of it: unit, sim, local, kube, docs; full adds a long soak
   tidy                         the rules that the compiler does not check
   soak N [--seed S]            N histories in the simulator
   bench [--write]              measure; --write puts the figures into docs/performance.md
   bench plan [--write]         the same for the time that a plan takes, and how it grows
   bench replay [--write]       the same for traces of jobs, replayed through the plan
+  kube up|down|status          a real Kubernetes on this machine, with two nodes and 16 GPUs that are not there
+  kube binaries                build the programs that it needs
   picture                      run a session in a terminal and draw it: docs/images/demo.svg
 ";
 
@@ -71,6 +74,7 @@ fn run(args: &[String]) -> Result<u8> {
             [what, write] if what == "replay" && write == "--write" => bench::replay::run(true),
             other => bail!("unknown arguments {other:?}\n\n{USAGE}"),
         },
+        "kube" => kube::run(rest),
         "picture" => picture::run(),
         "help" | "--help" | "-h" => {
             print!("{USAGE}");

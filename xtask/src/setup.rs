@@ -32,12 +32,57 @@ const NEEDS: [Need; 3] = [
     },
 ];
 
+/// What a cluster for tests needs beside it. Go, of which Debian's is too old, is no package.
+const KUBE: [Need; 7] = [
+    Need { what: "containerd", debian: &["containerd"], here: || system("containerd") && system("ctr") },
+    Need { what: "runc", debian: &["runc"], here: || system("runc") },
+    Need {
+        what: "the CNI plugins",
+        debian: &["containernetworking-plugins"],
+        here: || ["/usr/lib/cni", "/opt/cni/bin"].iter().any(|folder| Path::new(folder).join("bridge").exists()),
+    },
+    Need { what: "ip", debian: &["iproute2"], here: || system("ip") },
+    Need { what: "openssl", debian: &["openssl"], here: || system("openssl") },
+    Need { what: "mmdebstrap, for images", debian: &["mmdebstrap"], here: || system("mmdebstrap") },
+    Need { what: "docker-registry", debian: &["docker-registry"], here: || system("docker-registry") },
+];
+
 /// Makes sure that everything is here.
 ///
 /// # Errors
 /// Names what is missing and how to get it.
 pub fn check() -> Result<()> {
-    let missing: Vec<&Need> = NEEDS.iter().filter(|need| !(need.here)()).collect();
+    have(&NEEDS)
+}
+
+/// Makes sure that what clusters for tests need is here; only where they can run at all.
+///
+/// # Errors
+/// Names what is missing and how to get it.
+pub fn check_kube() -> Result<()> {
+    have(&KUBE)
+}
+
+/// Why no cluster for tests can run here, whatever is installed.
+pub fn no_kube() -> Option<&'static str> {
+    if !cfg!(target_os = "linux") {
+        Some("clusters for tests are made of Linux's namespaces")
+    } else if !is_root() {
+        Some("clusters for tests need root")
+    } else if which("go").is_none() {
+        Some("there is no Go, with which Kubernetes is built; install Go 1.26 or newer")
+    } else {
+        None
+    }
+}
+
+/// Whether a program is here, also one that only root has on the PATH.
+fn system(program: &str) -> bool {
+    which(program).is_some() || ["/usr/sbin", "/sbin"].iter().any(|folder| Path::new(folder).join(program).exists())
+}
+
+fn have(needs: &[Need]) -> Result<()> {
+    let missing: Vec<&Need> = needs.iter().filter(|need| !(need.here)()).collect();
     if missing.is_empty() {
         return Ok(());
     }
@@ -49,7 +94,7 @@ pub fn check() -> Result<()> {
         install.args(["-qq", "-y", "install", "--no-install-recommends"]).args(&packages);
         must(install.env("DEBIAN_FRONTEND", "noninteractive"))?;
     }
-    let missing: Vec<&str> = missing.iter().filter(|need| !(need.here)()).map(|need| need.what).collect();
+    let missing: Vec<&str> = needs.iter().filter(|need| !(need.here)()).map(|need| need.what).collect();
     if missing.is_empty() {
         return Ok(());
     }

@@ -48,22 +48,24 @@ const SIM: Part = part("simulator", true, parts::simulator);
 const SOAK: Part = part("soak", true, parts::long_soak);
 const END_TO_END: Part = part("end to end", true, parts::end_to_end);
 const DEMO: Part = part("demo", true, parts::demo);
+const KUBE: Part = part("kube", true, parts::kube);
 const DOCS: Part = part("docs", true, parts::docs);
 
 /// What each word of the command line means. Cheap parts come first.
 fn chosen(words: &[String]) -> Result<Vec<Part>> {
     let mut parts = Vec::new();
     if words.is_empty() {
-        return Ok(vec![FMT, TIDY, DENY, BUILD, CLIPPY, CARGO, HOOKS, SIM, DEMO, EXAMPLE, DOCS]);
+        return Ok(vec![FMT, TIDY, DENY, BUILD, CLIPPY, CARGO, HOOKS, SIM, DEMO, EXAMPLE, KUBE, DOCS]);
     }
     for word in words {
         parts.extend(match word.as_str() {
             "unit" => vec![FMT, TIDY, BUILD, CLIPPY, CARGO, HOOKS],
             "sim" => vec![BUILD, SIM],
             "local" => vec![BUILD, END_TO_END, DEMO, EXAMPLE],
+            "kube" => vec![KUBE],
             "docs" => vec![TIDY, DOCS],
-            "full" => vec![FMT, TIDY, DENY, BUILD, CLIPPY, CARGO, HOOKS, SOAK, DEMO, EXAMPLE, DOCS],
-            other => bail!("there is no part `{other}`; there are unit, sim, local, docs and full"),
+            "full" => vec![FMT, TIDY, DENY, BUILD, CLIPPY, CARGO, HOOKS, SOAK, DEMO, EXAMPLE, KUBE, DOCS],
+            other => bail!("there is no part `{other}`; there are unit, sim, local, kube, docs and full"),
         });
     }
     Ok(parts)

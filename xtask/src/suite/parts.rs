@@ -5,7 +5,7 @@ use super::count::Count;
 use crate::control::{self, Control, Profile};
 use crate::proc::{Ran, cargo, command, must, target, tee, tee_unless_silent, which};
 use crate::{docs, setup};
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -166,6 +166,25 @@ pub fn demo() -> Result<Outcome> {
         }
     };
     Ok(Outcome::Ran(Count::one(ok && learned)))
+}
+
+/// The packages with tests on real clusters, which are marked as ignored.
+const ON_CLUSTERS: [&str; 1] = ["aviflow-testcluster"];
+
+/// The tests on real clusters, one after the other.
+pub fn kube() -> Result<Outcome> {
+    if let Some(why) = setup::no_kube() {
+        return Ok(Outcome::Skipped(why.to_owned()));
+    }
+    setup::check_kube()?;
+    // The first time, this builds Kubernetes and says so; a test could say nothing meanwhile.
+    if crate::kube::run(&["binaries".to_owned()])? != 0 {
+        bail!("the programs of a cluster could not be built");
+    }
+    let mut tests = cargo();
+    tests.args(["test", "--locked", "--no-fail-fast"]);
+    tests.args(ON_CLUSTERS.iter().flat_map(|package| ["--package", package]));
+    counted(tests.args(["--", "--ignored"]))
 }
 
 /// The commands in the documents do what the documents say.

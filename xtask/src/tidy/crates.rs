@@ -5,7 +5,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 
 /// What each crate may depend on of this workspace: the arrows of the architecture.
-const ARROWS: [(&str, &[&str]); 12] = [
+const ARROWS: [(&str, &[&str]); 13] = [
     ("aviflow-core", &[]),
     ("aviflow-replay", &["aviflow-core"]),
     ("aviflow-agent", &[]),
@@ -33,6 +33,8 @@ const ARROWS: [(&str, &[&str]); 12] = [
         ],
     ),
     ("xtask", &[]),
+    // Tests drive clusters with it; it knows Kubernetes and nothing of Aviflow.
+    ("aviflow-testcluster", &[]),
 ];
 
 /// All that the core may depend on.

@@ -1,0 +1,3 @@
+module aviflow.dev/e2e/pause
+
+go 1.24

@@ -154,7 +154,7 @@ fn withdraw(pass: &mut Pass<'_>, claimer: JobId, at: usize) {
 fn broken(pass: &Pass<'_>, ask: &Ask<'_>, claim: &Claim, segment: usize) -> Option<String> {
     for (id, slots) in &claim.placement.0 {
         let Some(node) = pass.snapshot.nodes.get(id) else { return Some("a node of it is gone".to_owned()) };
-        if !slots.and(node.foreign).is_empty() {
+        if node.is_overrun() || !slots.and(node.foreign).is_empty() {
             return Some(format!("others took GPUs of node {}", node.name));
         }
         if !slots.without(pass.usable(node)).is_empty() || barred(pass, ask, node) {

@@ -145,16 +145,20 @@ impl Node {
     /// others give theirs back; where they use more than our jobs leave them, not even what jobs give up is ours.
     #[must_use]
     pub fn workable(&self) -> Slots {
-        if self.is_overrun() {
-            return Slots::NONE;
-        }
-        self.gpus.without(self.unhealthy).without(self.leaving).without(self.foreign)
+        if self.overrun() > 0 { Slots::NONE } else { self.works().without(self.foreign) }
     }
 
-    /// Whether others use GPUs that a job of ours holds in the books: they were faster.
+    /// GPUs that work and stay, whoever uses them.
     #[must_use]
-    pub fn is_overrun(&self) -> bool {
-        self.others > self.foreign.count()
+    pub fn works(&self) -> Slots {
+        self.gpus.without(self.unhealthy).without(self.leaving)
+    }
+
+    /// How many GPUs others use that a job of ours holds in the books: what it gives up is theirs first. So it is
+    /// while a part of a gang is gone, since a gang holds its GPUs to the end, and where others were faster.
+    #[must_use]
+    pub fn overrun(&self) -> u32 {
+        self.others.saturating_sub(self.foreign.count())
     }
 
     /// Whether anybody said that no new work may start here now or at any time to come.

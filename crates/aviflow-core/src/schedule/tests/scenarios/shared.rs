@@ -94,7 +94,7 @@ fn nobody_leaves_for_gpus_that_others_would_have() {
         w.submit(job("b1", 8).queue("b")).submit(job("b2", 8).queue("b")).minutes(30);
         let node = w.place("b1")[0].0;
         others(&mut w, node, theirs);
-        assert_eq!(w.s.nodes[&NodeId(node)].is_overrun(), theirs > 0);
+        assert_eq!(w.s.nodes[&NodeId(node)].overrun(), theirs);
         w.submit(gang("a1", 2, 8).queue("a")).minutes(1);
         assert_eq!((w.evictions("b1"), w.evictions("b2")), (usize::from(leaves), usize::from(leaves)));
         see(&mut w, if leaves { "a1 runs, b1 waits, b2 waits" } else { "a1 waits, b1 runs, b2 runs" });
@@ -147,7 +147,7 @@ proptest! {
             let (loose, whole) = (8 - held, node.gpus.without(node.held).without(node.unhealthy).count());
             prop_assert_eq!(node.foreign.count(), loose.min(*gpus));
             prop_assert_eq!(node.free().count(), whole.saturating_sub(*gpus), "whole ones first");
-            prop_assert_eq!(node.is_overrun(), *gpus > loose);
+            prop_assert_eq!(node.overrun(), gpus.saturating_sub(loose));
             let foreign = node.foreign.without(node.unhealthy);
             let kept = foreign.and(before).count();
             prop_assert_eq!(kept, before.count().min(foreign.count()), "those that were theirs stay it");

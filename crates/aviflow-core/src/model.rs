@@ -142,10 +142,23 @@ impl Node {
     }
 
     /// GPUs that work, stay and are not used by others, whether or not the node takes work. Nobody knows when
-    /// others give theirs back.
+    /// others give theirs back; where they use more than our jobs leave them, not even what jobs give up is ours.
     #[must_use]
     pub fn workable(&self) -> Slots {
-        self.gpus.without(self.unhealthy).without(self.leaving).without(self.foreign)
+        if self.overrun() > 0 { Slots::NONE } else { self.works().without(self.foreign) }
+    }
+
+    /// GPUs that work and stay, whoever uses them.
+    #[must_use]
+    pub fn works(&self) -> Slots {
+        self.gpus.without(self.unhealthy).without(self.leaving)
+    }
+
+    /// How many GPUs others use that a job of ours holds in the books: what it gives up is theirs first. So it is
+    /// while a part of a gang is gone, since a gang holds its GPUs to the end, and where others were faster.
+    #[must_use]
+    pub fn overrun(&self) -> u32 {
+        self.others.saturating_sub(self.foreign.count())
     }
 
     /// Whether anybody said that no new work may start here now or at any time to come.
@@ -157,24 +170,20 @@ impl Node {
     /// Sets which GPUs count as used by others, after anything of the node changed.
     ///
     /// As many as others use, as far as no job of ours holds them; what is beyond becomes theirs as soon as a job
-    /// gives it up. Those that were theirs stay it; new ones are those that hurt least: whole ones that nobody was
-    /// promised, then broken ones, then promised ones, the lowest first.
+    /// gives it up. Whole ones first, since a cluster counts broken ones as used by nobody; of these such as nobody
+    /// was promised first; then those that were theirs; then the lowest.
     pub fn settle(&mut self) {
         let loose = self.gpus.without(self.held).without(self.leaving);
         let mut left = self.others.min(loose.count());
         let mut foreign = Slots::NONE;
-        let (theirs, rest) = (loose.and(self.foreign), loose.without(self.foreign));
-        let (quiet, promised) = (rest.without(self.claimed), rest.and(self.claimed));
-        for some in [
-            theirs.without(self.claimed),
-            theirs.and(self.claimed),
-            quiet.without(self.unhealthy),
-            quiet.and(self.unhealthy),
-            promised,
-        ] {
-            let taken = some.lowest(left.min(some.count())).unwrap_or(some);
-            left -= taken.count();
-            foreign = foreign.or(taken);
+        let whole = loose.without(self.unhealthy);
+        for some in [whole.without(self.claimed), whole, loose] {
+            for some in [some.and(self.foreign), some] {
+                let some = some.without(foreign);
+                let taken = some.lowest(left.min(some.count())).unwrap_or(some);
+                left -= taken.count();
+                foreign = foreign.or(taken);
+            }
         }
         self.foreign = foreign;
     }

@@ -82,7 +82,7 @@ fn job_fingerprint(job: &Job) -> u64 {
 
 fn node_fingerprint(snapshot: &Snapshot, node: &Node) -> u64 {
     fingerprint(|h| {
-        (node.condition as u8, node.gpus, node.unhealthy).hash(h);
+        (node.condition as u8, &node.closed, node.gpus, node.unhealthy).hash(h);
         snapshot.ledger.node(node.id).iter().for_each(|o| (o.slots, o.state, o.owner).hash(h));
     })
 }

@@ -40,6 +40,7 @@ pub(crate) fn node_info(snapshot: &Snapshot, node: &Node) -> NodeInfo {
     gpus.sort_unstable_by_key(|gpu| gpu.slot);
     let condition = match node.condition {
         NodeCondition::Ready => "Ready",
+        NodeCondition::Cordoned if node.closed.is_some() && !node.cordoned && node.drain.is_none() => "Closed",
         NodeCondition::Cordoned => "Cordoned",
         NodeCondition::Gone => "Gone",
     };
@@ -49,6 +50,7 @@ pub(crate) fn node_info(snapshot: &Snapshot, node: &Node) -> NodeInfo {
         pool: node.pool.clone(),
         gpu_type: node.gpu_type.clone(),
         condition: condition.to_owned(),
+        closed: node.closed.clone(),
         domains: levels.cloned().zip(node.path.iter().cloned()).collect(),
         drain: node.drain.as_ref().map(Into::into),
         gpus,
@@ -195,6 +197,7 @@ pub(crate) fn pools_of(snapshot: &Snapshot) -> Vec<PoolInfo> {
         info.nodes += 1;
         info.gpus += node.gpus.count();
         info.free += free;
+        info.foreign += node.foreign.count();
         info.most_free_on_a_node = info.most_free_on_a_node.max(free);
     }
     let named = infos.into_iter().map(|(name, info)| {

@@ -16,8 +16,11 @@ pub struct NodeInfo {
     pub pool: String,
     /// The accelerator type.
     pub gpu_type: String,
-    /// Ready, Cordoned or Gone.
+    /// Ready, Cordoned (by a person, or drained), Closed (by others, see `closed`) or Gone.
     pub condition: String,
+    /// Why others keep new work away from it, such as a cordon of the cluster's own, if they do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub closed: Option<String>,
     /// Its domain of each level of the pool.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub domains: BTreeMap<String, String>,
@@ -42,6 +45,9 @@ pub struct PoolInfo {
     pub gpus: u32,
     /// GPUs that a job could have now.
     pub free: u32,
+    /// GPUs that workloads which are not jobs use.
+    #[serde(default)]
+    pub foreign: u32,
     /// The most free GPUs on one node.
     pub most_free_on_a_node: u32,
     /// The levels above the node, smallest first; `node` is always one below them.

@@ -124,8 +124,11 @@ fn release(snapshot: &mut Snapshot, gpus: &GpuSet, at: Time, now: Time, out: &mu
         n.settle();
         out.nodes.insert(node);
         for (loose, state) in unallocated(n) {
-            let gpus = GpuSet::of(node, loose.and(slots));
-            out.entries.extend(snapshot.ledger.post(&Posting { gpus, state, owner: None, at }));
+            // What was loose before may be another's now, too: from when that is known.
+            for (slots, at) in [(loose.and(slots), at), (loose.without(slots), now)] {
+                let gpus = GpuSet::of(node, slots);
+                out.entries.extend(snapshot.ledger.post(&Posting { gpus, state, owner: None, at }));
+            }
         }
         let leaving = n.leaving.without(n.held);
         if !leaving.is_empty() {

@@ -185,6 +185,97 @@ fn a_start_that_never_becomes_ready_is_given_up_without_a_retry() {
     assert_eq!(c.last.as_ref().and_then(|j| j.not_before), Some(Time(601_000)));
 }
 
+fn refused(lasting: bool) -> WorkerEvent {
+    WorkerEvent::Refused { reason: "no such image".into(), lasting }
+}
+
+#[test]
+fn a_start_that_is_refused_takes_the_gang_back_and_spends_no_retry() {
+    let mut c = case(0);
+    c.place().at(1).worker(1, refused(false));
+    assert_eq!(c.phase(), "Stopping");
+    assert!(c.actions.iter().any(|a| matches!(a, Action::Stop { reason, .. } if reason.contains("no such image"))));
+    c.gone(1);
+    assert_eq!(c.phase(), "Stopping", "its GPUs are held until the rest of it is gone, too");
+    c.gone(0);
+    assert_eq!((c.phase(), c.counters()), ("Queued", (0, 0, 0, 1)));
+    let job = c.last.clone().expect("a job");
+    assert_eq!((job.submitted, job.not_before), (Time(0), Some(Time(2_000))), "in its old place, after a pause");
+    assert_eq!(job.refused.map(|r| (r.node, r.reason)), Some((NodeId(2), "no such image".to_owned())));
+    // Ever longer pauses, and never an end: it is not the job's doing.
+    for n in 1..20 {
+        c.at(1000 * i64::from(n)).place();
+        assert_eq!(c.last.as_ref().and_then(|j| j.refused.clone()), None);
+        c.worker(0, refused(false)).gone(0).gone(1);
+        assert_eq!((c.phase(), c.counters()), ("Queued", (0, 0, 0, n + 1)));
+        assert_eq!(c.last.as_ref().and_then(|j| j.not_before), Some(c.now + back_off(n)));
+    }
+}
+
+#[test]
+fn what_a_job_asks_for_in_vain_fails_it_after_some_starts_in_a_row() {
+    let mut c = case(0);
+    let once = |c: &mut Case, lasting| {
+        c.at(c.now.0 / 1000 + 1000).place().worker(0, refused(lasting)).gone(0).gone(1);
+    };
+    for _ in 1..REFUSALS {
+        once(&mut c, true);
+        once(&mut c, false);
+    }
+    assert_eq!(c.phase(), "Queued");
+    // It ran: what was not there is there. A node is lost, and it begins anew to count.
+    c.at(20_000).running().gone(0).gone(1);
+    for _ in 1..REFUSALS {
+        once(&mut c, true);
+    }
+    assert_eq!(c.phase(), "Queued");
+    once(&mut c, true);
+    let Some(Phase::Failed(failure)) = c.last.as_ref().map(|j| &j.phase) else { panic!("{:?}", c.last) };
+    let Cause::Launch { reason, worker: 0, .. } = &failure.cause else { panic!("{failure:?}") };
+    assert_eq!(
+        (reason.as_str(), failure.exit_code),
+        ("no such image (5 starts in a row were refused so)", PLATFORM_CODE)
+    );
+    assert_eq!(c.counters(), (0, 1, 0, 3 * REFUSALS - 2));
+}
+
+#[test]
+fn a_refusal_of_what_is_up_or_stopped_already_changes_nothing() {
+    let mut c = case(0);
+    c.running().worker(0, refused(true));
+    assert_eq!(c.phase(), "Running");
+    let mut c = case(0);
+    c.place().event(&Event::Cancel { by: "ann".into() }).worker(0, refused(true)).gone(0).gone(1);
+    assert_eq!((c.phase(), c.counters()), ("Cancelled", (0, 0, 0, 0)));
+    let mut c = case(1);
+    c.place().ready().worker(0, WorkerEvent::Up).exit(0, 3).worker(1, refused(true)).gone(0).gone(1);
+    assert_eq!((c.phase(), c.counters()), ("Queued", (1, 0, 0, 0)), "the rank had failed before");
+}
+
+#[test]
+fn who_is_asked_to_leave_saves_itself_and_waits_in_its_old_place() {
+    for (within, grace) in [(None, 30), (Some(10), 10), (Some(600), 30)] {
+        let mut c = case(0);
+        c.running().at(300);
+        c.worker(1, WorkerEvent::Leaving { reason: "node n2 is drained".into(), within: within.map(Span::seconds) });
+        assert_eq!(c.phase(), "Suspending");
+        let told = c.actions.iter().find_map(|a| if let Action::Stop { grace, .. } = a { Some(*grace) } else { None });
+        assert_eq!(told, Some(Span::seconds(grace)));
+        // Said again it changes nothing; what is saved in time counts.
+        c.worker(1, WorkerEvent::Leaving { reason: "node n2 is drained".into(), within: None });
+        c.worker(0, WorkerEvent::CheckpointComplete { step: 9, path: "/c/9".into() });
+        c.exit_as(0, 143, true).gone(0).exit_as(1, 137, true).gone(1);
+        assert_eq!((c.phase(), c.counters()), ("Queued", (0, 0, 1, 0)));
+        let job = c.last.clone().expect("a job");
+        assert_eq!((job.submitted, job.not_before, job.held.clone()), (Time(0), None, None));
+        assert_eq!((job.checkpoint.map(|k| k.step), job.preempted, job.turned_out), (Some(9), 0, None));
+    }
+    // Who had hardly begun pauses: what asks it to leave may ask again.
+    let mut c = case(0);
+    c.running().at(5).worker(0, WorkerEvent::Leaving { reason: "evicted".into(), within: None }).gone(0).gone(1);
+    assert_eq!(c.last.as_ref().and_then(|j| j.not_before), Some(Time(6_000)));
+}
+
 #[test]
 fn a_request_to_be_queued_again_is_heeded() {
     let mut c = case(0);

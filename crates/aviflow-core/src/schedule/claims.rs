@@ -154,10 +154,10 @@ fn withdraw(pass: &mut Pass<'_>, claimer: JobId, at: usize) {
 fn broken(pass: &Pass<'_>, ask: &Ask<'_>, claim: &Claim, segment: usize) -> Option<String> {
     for (id, slots) in &claim.placement.0 {
         let Some(node) = pass.snapshot.nodes.get(id) else { return Some("a node of it is gone".to_owned()) };
-        if !slots.and(node.foreign).is_empty() {
+        if !slots.and(node.foreign).is_empty() || node.overrun() > left_to_others(pass, node) {
             return Some(format!("others took GPUs of node {}", node.name));
         }
-        if !slots.without(pass.usable(node)).is_empty() || barred(pass, ask, node) {
+        if pass.takes_none(node) || !slots.without(node.works()).is_empty() || barred(pass, ask, node) {
             return Some(format!("node {} takes no work any more", node.name));
         }
     }
@@ -167,6 +167,13 @@ fn broken(pass: &Pass<'_>, ask: &Ask<'_>, claim: &Claim, segment: usize) -> Opti
         return Some("the quota does not allow it any more".to_owned());
     }
     pass::held_queue(pass, ask.queue).map(|queue| format!("queue {queue} is held"))
+}
+
+/// GPUs of a node that are given up and promised to nobody.
+fn left_to_others(pass: &Pass<'_>, node: &Node) -> u32 {
+    let gangs = pass.leaving.keys().filter_map(|id| pass.snapshot.jobs.get(id)?.phase.gang());
+    let leaving = gangs.fold(Slots::NONE, |all, gang| all.or(gang.gpus().on(node.id)));
+    leaving.without(node.claimed).count()
 }
 
 /// Whether a node's drain begins before the job would end, and too early for it to begin there.

@@ -21,6 +21,9 @@ impl<S: Store> Engine<S> {
                 drain.from.since(now)
             ));
         }
+        if let Some(why) = node.closed.as_ref().filter(|_| !cordoned) {
+            warnings.push(format!("{name} stays closed to new work by the cluster: {why}; it is opened there"));
+        }
         if node.cordoned != cordoned || ends {
             self.change_node(
                 id,

@@ -13,8 +13,7 @@ pub(super) type Level = (u32, bool);
 
 /// What is kept of a node: what is promised there, whether it is free already or its holders are still leaving.
 fn level(node: &Node) -> Level {
-    let works = node.gpus.without(node.unhealthy).without(node.leaving);
-    (node.claimed.count(), !node.claimed.is_empty() && node.claimed == works)
+    (node.claimed.count(), !node.claimed.is_empty() && node.claimed == node.works())
 }
 
 fn order(node: &Node, (gpus, whole): Level) -> Order {

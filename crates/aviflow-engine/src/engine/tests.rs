@@ -5,6 +5,7 @@ mod decisions;
 mod nodes;
 mod people;
 mod queues;
+mod shared;
 
 use super::*;
 use crate::memory::MemoryStore;

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 fn condition(word: &str) -> Cell {
     let colour = match word {
         "Ready" => "32",
-        "Cordoned" => "33",
+        "Cordoned" | "Closed" => "33",
         _ => "31",
     };
     Cell::coloured(word, colour)
@@ -27,12 +27,15 @@ pub fn nodes(nodes: &[NodeInfo], view: View) -> String {
         ("type", Align::Left),
         ("gpus", Align::Right),
         ("free", Align::Right),
+        ("others", Align::Right),
         ("broken", Align::Right),
         ("drain", Align::Left),
+        ("closed", Align::Left),
         ("jobs", Align::Left),
     ]);
     for node in nodes {
         let free = node.gpus.iter().filter(|g| g.job.is_none() && g.state == "free").count();
+        let others = node.gpus.iter().filter(|g| g.state == "foreign").count();
         let broken = node.gpus.iter().filter(|g| g.unhealthy).count();
         let mut held: BTreeMap<&str, u32> = BTreeMap::new();
         for job in node.gpus.iter().filter_map(|g| g.job.as_deref()) {
@@ -46,8 +49,10 @@ pub fn nodes(nodes: &[NodeInfo], view: View) -> String {
             node.gpu_type.as_str().into(),
             node.gpus.len().to_string().into(),
             free.to_string().into(),
+            if others == 0 { "".into() } else { others.to_string().into() },
             if broken == 0 { "".into() } else { Cell::coloured(broken.to_string(), "31") },
             node.drain.as_ref().map_or(String::new(), |w| drain(w, view.now)).into(),
+            node.closed.clone().unwrap_or_default().into(),
             jobs.join(", ").into(),
         ]);
     }
@@ -71,6 +76,10 @@ pub fn node(node: &NodeInfo, view: View) -> String {
     pairs.put("GPUs", format!("{} of type {}", node.gpus.len(), node.gpu_type));
     let domains: Vec<String> = node.domains.iter().map(|(level, name)| format!("{level} {name}")).collect();
     pairs.put("within", domains.join(", "));
+    let others = node.gpus.iter().filter(|g| g.state == "foreign").count();
+    pairs.put("others", if others == 0 { String::new() } else { format!("use {others} of them") });
+    let closed = node.closed.as_ref().map(|why| format!("to new work, by the cluster: {why}; what runs goes on"));
+    pairs.put("closed", closed.unwrap_or_default());
     pairs.put("drain", node.drain.as_ref().map_or(String::new(), |w| window(w, view.now)));
     out.push_str(&pairs.render(view));
     out.push('\n');
@@ -187,6 +196,7 @@ mod tests {
             condition: "Ready".into(),
             domains: BTreeMap::new(),
             drain: None,
+            closed: None,
             gpus: (0..8).map(gpu).collect(),
         }
     }
@@ -203,12 +213,17 @@ mod tests {
             by: "ada".into(),
             reason: Some("new switch".into()),
         });
+        let mut shared = sample_node();
+        (shared.name, shared.condition) = ("local-2".into(), "Closed".into());
+        shared.closed = Some("cordoned by kubectl".into());
+        shared.gpus.iter_mut().filter(|g| g.slot >= 4).for_each(|g| g.state = "foreign".into());
         let one = sample_node();
         let text = format!(
-            "{}\n{}\n{}",
-            nodes(&[one.clone(), drained.clone()], view()),
+            "{}\n{}\n{}\n{}",
+            nodes(&[one.clone(), drained.clone(), shared.clone()], view()),
             node(&one, view()),
-            node(&drained, view())
+            node(&drained, view()),
+            node(&shared, view())
         );
         insta::assert_snapshot!(text);
     }

@@ -151,6 +151,7 @@ pub fn pools(pools: &[PoolInfo], view: View) -> String {
         ("nodes", Align::Right),
         ("gpus", Align::Right),
         ("free", Align::Right),
+        ("others", Align::Right),
         ("most free on a node", Align::Right),
         ("levels", Align::Left),
     ]);
@@ -161,6 +162,7 @@ pub fn pools(pools: &[PoolInfo], view: View) -> String {
             p.nodes.to_string().into(),
             p.gpus.to_string().into(),
             p.free.to_string().into(),
+            if p.foreign == 0 { "".into() } else { p.foreign.to_string().into() },
             p.most_free_on_a_node.to_string().into(),
             p.levels.join(", ").into(),
         ]);
@@ -176,6 +178,7 @@ pub fn pool(p: &PoolInfo, view: View) -> String {
     let types = if p.gpu_types.is_empty() { String::new() } else { format!(" of {}", p.gpu_types.join(", ")) };
     pairs.put("GPUs", format!("{}{types}", p.gpus));
     pairs.put("free", format!("{}, at most {} on one node", p.free, p.most_free_on_a_node));
+    pairs.put("others", if p.foreign == 0 { String::new() } else { format!("use {} GPUs", p.foreign) });
     pairs.put("levels", if p.levels.is_empty() { "node".to_owned() } else { format!("node, {}", p.levels.join(", ")) });
     let sharing = p.document.as_ref().and_then(|d| d.time_sharing.as_ref());
     pairs.put("turns", sharing.map(turns).unwrap_or_default());
@@ -299,6 +302,7 @@ mod tests {
             nodes: 16,
             gpus: 128,
             free: 40,
+            foreign: 12,
             most_free_on_a_node: 8,
             levels: vec!["leaf".into(), "spine".into()],
             domains: vec![domain("leaf-1", Some("spine-1")), domain("spine-1", None)],

@@ -142,10 +142,15 @@ fn usable(node: &Node, now: Time) -> Slots {
     let over = node.drain.as_ref().is_some_and(|d| d.over(now));
     let open = match node.condition {
         NodeCondition::Ready => !drained,
-        NodeCondition::Cordoned => over && !node.cordoned,
+        NodeCondition::Cordoned => over && !node.shut(),
         NodeCondition::Gone => false,
     };
-    if open { node.gpus.without(node.unhealthy).without(node.leaving) } else { Slots::NONE }
+    // What others use is not there, and nothing is where they use more than jobs leave them.
+    let room = node.gpus.without(node.held).without(node.leaving).count();
+    if !open || node.others > room {
+        return Slots::NONE;
+    }
+    node.gpus.without(node.unhealthy).without(node.leaving).without(node.foreign)
 }
 
 /// What may be used, and what is in use, also on a node that is silent.

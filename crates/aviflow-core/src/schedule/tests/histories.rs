@@ -5,7 +5,7 @@ use super::spec::{Spec, gang};
 use super::world::World;
 use crate::gpus::Slots;
 use crate::lifecycle::{Change, Event};
-use crate::model::{Drain, JobId, NodeCondition, NodeId, Phase, QueueState, Quota, RollingDrain};
+use crate::model::{Drain, JobId, Node, NodeCondition, NodeId, Phase, QueueState, Quota, RollingDrain};
 use crate::schedule::{Constraint, Memo, plan};
 use crate::time::Span;
 use proptest::prelude::*;
@@ -71,6 +71,8 @@ pub(super) enum Op {
     Silence(usize),
     Break(usize, u32),
     Cordon(usize, bool),
+    Close(usize, bool),
+    Others(usize, u32),
     Drain(usize, i64, i64),
     Roll(usize, u32, i64),
     Queue(usize, u8),
@@ -175,6 +177,8 @@ pub(super) fn arb_ops() -> impl Strategy<Value = Vec<Op>> {
         1 => (0usize..6).prop_map(Op::Silence),
         1 => (0usize..6, 0u32..8).prop_map(|(n, gpu)| Op::Break(n, gpu)),
         1 => (0usize..6, any::<bool>()).prop_map(|(n, on)| Op::Cordon(n, on)),
+        1 => (0usize..6, any::<bool>()).prop_map(|(n, on)| Op::Close(n, on)),
+        2 => (0usize..6, 0u32..9).prop_map(|(n, gpus)| Op::Others(n, gpus)),
         1 => (0usize..6, 0i64..120, 1i64..120).prop_map(|(n, from, long)| Op::Drain(n, from, long)),
         1 => (1usize..6, 1u32..3, 0i64..300).prop_map(|(n, most, by)| Op::Roll(n, most, by)),
         1 => (0usize..5, 0u8..8).prop_map(|(q, what)| Op::Queue(q, what)),
@@ -306,12 +310,19 @@ pub(super) fn apply(w: &mut World, c: &Cluster, n: usize, op: &Op) {
         Op::Cordon(i, on) => {
             w.set(node(i), |n| {
                 n.cordoned = *on;
-                n.condition = match n.condition {
-                    NodeCondition::Gone => NodeCondition::Gone,
-                    _ if *on => NodeCondition::Cordoned,
-                    _ => NodeCondition::Ready,
-                }
+                n.condition = condition(n);
             });
+            w.turn();
+        }
+        Op::Close(i, on) => {
+            w.set(node(i), |n| {
+                n.closed = on.then(|| "cordoned by kubectl".to_owned());
+                n.condition = condition(n);
+            });
+            w.turn();
+        }
+        Op::Others(i, gpus) => {
+            w.set(node(i), |n| n.others = *gpus);
             w.turn();
         }
         Op::Drain(i, from, long) => {
@@ -323,7 +334,7 @@ pub(super) fn apply(w: &mut World, c: &Cluster, n: usize, op: &Op) {
             let drain = Drain { from, until: Some(from + Span::minutes(*long)), by: "ops".into(), reason: "r".into() };
             w.set(id, |n| {
                 n.drain = Some(drain);
-                if n.condition == NodeCondition::Cordoned && !n.cordoned {
+                if n.condition == NodeCondition::Cordoned && !n.shut() {
                     n.condition = NodeCondition::Ready;
                 }
             });
@@ -372,6 +383,14 @@ pub(super) fn apply(w: &mut World, c: &Cluster, n: usize, op: &Op) {
     }
 }
 
+fn condition(n: &Node) -> NodeCondition {
+    match n.condition {
+        NodeCondition::Gone => NodeCondition::Gone,
+        NodeCondition::Ready | NodeCondition::Cordoned if n.shut() => NodeCondition::Cordoned,
+        NodeCondition::Ready | NodeCondition::Cordoned => NodeCondition::Ready,
+    }
+}
+
 /// The same cases in every run; more with `PROPTEST_CASES` above 256, and others with `PROPTEST_RNG_SEED`.
 pub(super) fn config(cases: u32) -> ProptestConfig {
     let said = ProptestConfig::default();
@@ -396,6 +415,8 @@ pub(super) fn calm(w: &mut World, c: &Cluster) {
             n.unhealthy = Slots::NONE;
             n.drain = None;
             n.cordoned = false;
+            n.closed = None;
+            n.others = 0;
             n.condition = if n.condition == NodeCondition::Gone { n.condition } else { NodeCondition::Ready };
         });
     }

@@ -4,6 +4,7 @@
 mod gangs;
 mod lives;
 mod quotas;
+mod shared;
 
 use super::histories::config;
 use super::spec::{Spec, gang, job};

@@ -333,7 +333,7 @@ impl World {
                 self.events.insert((self.now, id, job.attempts, kind));
             }
         }
-        let condition = |n: &Node| if n.cordoned { NodeCondition::Cordoned } else { NodeCondition::Ready };
+        let condition = |n: &Node| if n.shut() { NodeCondition::Cordoned } else { NodeCondition::Ready };
         self.set(node, |n| n.condition = condition(n));
         self.turn()
     }
@@ -412,7 +412,7 @@ impl World {
                 }
             } else {
                 n.drain = None;
-                if n.condition == NodeCondition::Cordoned && !n.cordoned {
+                if n.condition == NodeCondition::Cordoned && !n.shut() {
                     n.condition = NodeCondition::Ready;
                 }
             }

@@ -4,6 +4,7 @@ use crate::api::persist;
 use crate::books::Books;
 use crate::cluster::{KubeConfig, Message};
 use crate::create::create_all;
+use crate::namespace::Namespaces;
 use crate::pod::Share;
 use crate::site::{Own, PodRef, Pods, heard};
 use aviflow_api::convert::GRACE;
@@ -32,6 +33,7 @@ pub(crate) struct Body {
     pub(crate) config: KubeConfig,
     pub(crate) workers: Arc<Workers<Pods>>,
     pub(crate) books: Books,
+    pub(crate) namespaces: Arc<Namespaces>,
     pub(crate) requests: Arc<Semaphore>,
     pub(crate) messages: mpsc::UnboundedSender<Message>,
     /// Whether all pods were listed once.
@@ -201,7 +203,7 @@ impl Body {
             self.config.client.clone(),
             self.requests.clone(),
             self.messages.clone(),
-            self.workers.clone(),
+            (self.workers.clone(), self.namespaces.clone()),
             (record.clone(), pods, profile, self.config.site.clone()),
         ));
     }

@@ -90,6 +90,7 @@ impl KubeCluster {
             books: Books::new(config.profiles.clone()),
             requests: Arc::new(Semaphore::new(REQUESTS)),
             messages: orders.clone(),
+            namespaces: Arc::default(),
             listed: false,
             unseen: BTreeMap::new(),
             config,

@@ -5,6 +5,7 @@ use crate::body::reference;
 use crate::cluster::Message;
 use crate::mirror;
 use crate::names;
+use crate::namespace::Namespaces;
 use crate::pod::{self, Share};
 use crate::profile::Profile;
 use crate::site::{PodRef, Pods};
@@ -22,10 +23,14 @@ pub(crate) async fn create_all(
     client: Client,
     requests: Arc<Semaphore>,
     messages: mpsc::UnboundedSender<Message>,
-    workers: Arc<Workers<Pods>>,
+    (workers, namespaces): (Arc<Workers<Pods>>, Arc<Namespaces>),
     (record, shares, profile, site): (Arc<JobRecord>, Vec<Share>, Profile, pod::Site),
 ) {
-    let owner = match mirror::ensure(&client, &record).await {
+    let owner = match namespaces.prepare(&client, &record.key.namespace).await {
+        Ok(()) => mirror::ensure(&client, &record).await,
+        Err(reason) => Err(reason),
+    };
+    let owner = match owner {
         Ok(owner) => owner,
         Err(reason) => {
             for share in shares {

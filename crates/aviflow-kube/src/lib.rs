@@ -16,6 +16,7 @@
 //! | [`api`] | requests to the apiserver, tried again where that is safe |
 //! | [`site`] | who an agent is |
 //! | [`depot`] | where pods fetch their code |
+//! | [`namespace`] | what a namespace needs before job pods can be in it |
 //! | [`mirror`] | objects become jobs, jobs have objects |
 //!
 //! The first six are pure. Invariants: a pod is created only for a placed gang, and never a second time for
@@ -31,6 +32,7 @@ pub mod fate;
 mod lookout;
 pub mod mirror;
 pub mod names;
+pub mod namespace;
 pub mod object;
 pub mod pod;
 pub mod profile;

@@ -1,0 +1,7 @@
+//! A control plane on a real cluster, for tests: as a process of this machine, killed and started again at will.
+
+mod plane;
+mod things;
+
+pub use plane::Plane;
+pub use things::{Phase, job};

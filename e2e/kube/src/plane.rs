@@ -1,0 +1,167 @@
+//! The control plane, and what a person does with it.
+
+use anyhow::{Context as _, Result, bail, ensure};
+use aviflow_testcluster::oci::{FileEntry, Image};
+use aviflow_testcluster::{Cluster, images, until};
+use serde_json::Value;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+/// The image of this project, with which job pods are prepared.
+pub const IMAGE: &str = "aviflow.test/aviflow:1";
+
+/// How long anything may take here. Seconds are usual; this is for a busy machine.
+pub const LONGEST: Duration = Duration::from_secs(120);
+
+/// A control plane of a cluster. Dropping it kills it; pods stay.
+pub struct Plane {
+    home: tempfile::TempDir,
+    kubeconfig: PathBuf,
+    address: String,
+    process: Option<Child>,
+    extra: Vec<String>,
+}
+
+/// A program that was built before these tests, by the variable that names it.
+fn program(variable: &str) -> Result<PathBuf> {
+    let path = std::env::var_os(variable).with_context(|| format!("{variable} is not set: run `cargo xtask test kube`"))?;
+    Ok(PathBuf::from(path))
+}
+
+impl Plane {
+    /// The image of this project, for the nodes of a cluster: a small Debian with the two programs.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub fn image(folder: &Path) -> Result<PathBuf> {
+        let file = |path: &str, from: &Path| -> Result<FileEntry> {
+            let content = fs::read(from).with_context(|| format!("{}", from.display()))?;
+            Ok(FileEntry { path: path.to_owned(), content, mode: 0o755 })
+        };
+        // Its symbols are most of it, and each node holds a copy in memory.
+        let stripped = folder.join("aviflow");
+        let strip = Command::new("strip").arg("-o").arg(&stripped).arg(program("AVIFLOW_BIN")?).status()?;
+        ensure!(strip.success(), "`strip` failed; it is part of binutils");
+        let files = [file("/usr/bin/aviflow", &stripped)?, file("/usr/bin/aviflow-agent", &program("AVIFLOW_AGENT_BIN")?)?];
+        let archive = folder.join("aviflow.tar");
+        let layer = images::debian(&["python3-minimal", "libpython3-stdlib"])?;
+        Image::scratch().layer(layer).files(&files)?.env(&["PATH=/usr/bin:/bin"]).write(IMAGE, &archive)?;
+        Ok(archive)
+    }
+
+    /// Starts one, and waits until it answers.
+    ///
+    /// # Errors
+    /// If it does not start; the error quotes what it said.
+    pub fn start(cluster: &Cluster) -> Result<Plane> {
+        Plane::start_with(cluster, &[])
+    }
+
+    /// Starts one with further arguments.
+    ///
+    /// # Errors
+    /// If it does not start; the error quotes what it said.
+    pub fn start_with(cluster: &Cluster, extra: &[&str]) -> Result<Plane> {
+        let mut plane = Plane {
+            home: tempfile::tempdir()?,
+            kubeconfig: cluster.kubeconfig().to_owned(),
+            address: cluster.host_ip(),
+            process: None,
+            extra: extra.iter().map(|e| (*e).to_owned()).collect(),
+        };
+        plane.run()?;
+        Ok(plane)
+    }
+
+    /// Where it keeps its state.
+    pub fn home(&self) -> &Path {
+        self.home.path()
+    }
+
+    fn command(&self) -> Result<Command> {
+        let mut command = Command::new(program("AVIFLOW_BIN")?);
+        command
+            .env("AVIFLOW_HOME", self.home.path().join("home"))
+            .env("AVIFLOW_CONFIG", self.home.path().join("config.yaml"))
+            .env("KUBECONFIG", &self.kubeconfig)
+            .stdin(Stdio::null());
+        Ok(command)
+    }
+
+    /// Starts it (again), at the same addresses.
+    ///
+    /// # Errors
+    /// If it does not start; the error quotes what it said.
+    pub fn run(&mut self) -> Result<()> {
+        let log = self.home.path().join("serve.log");
+        let file = File::options().create(true).append(true).open(&log)?;
+        let mut serve = self.command()?;
+        serve.args(["serve", "--kube", "--image", IMAGE, "--advertise", &self.address]);
+        serve.args(["--agents", &format!("{}:7081", self.address), "--depot", &format!("{}:7082", self.address)]);
+        serve.args(&self.extra);
+        let mut child = serve.stdout(file.try_clone()?).stderr(file).spawn()?;
+        let ready = self.home.path().join("home/server.json");
+        until("the control plane answers", LONGEST, || {
+            if let Some(status) = child.try_wait()? {
+                bail!("it ended ({status}): {}", fs::read_to_string(&log)?);
+            }
+            let text = fs::read_to_string(&ready).unwrap_or_default();
+            let ours = serde_json::from_str::<Value>(&text).is_ok_and(|v| v["pid"].as_u64() == Some(u64::from(child.id())));
+            Ok(ours.then_some(()))
+        })?;
+        self.process = Some(child);
+        Ok(())
+    }
+
+    /// Kills it, as a crash would.
+    ///
+    /// # Errors
+    /// If the process is not ours to wait for.
+    pub fn kill(&mut self) -> Result<()> {
+        if let Some(mut child) = self.process.take() {
+            child.kill()?;
+            child.wait()?;
+        }
+        Ok(())
+    }
+
+    /// What it said.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.home.path().join("serve.log")).unwrap_or_default()
+    }
+
+    /// Runs a command of a person.
+    ///
+    /// # Errors
+    /// If it cannot be started.
+    pub fn aviflow(&self, args: &[&str]) -> Result<Output> {
+        Ok(self.command()?.args(args).output()?)
+    }
+
+    /// Runs a command that is to succeed, and returns what it printed.
+    ///
+    /// # Errors
+    /// If it fails; the error quotes it.
+    pub fn ok(&self, args: &[&str]) -> Result<String> {
+        let out = self.aviflow(args)?;
+        let error = String::from_utf8_lossy(&out.stderr);
+        ensure!(out.status.success(), "`aviflow {}` ended with {}: {error}", args.join(" "), out.status);
+        Ok(String::from_utf8_lossy(&out.stdout).into_owned())
+    }
+
+    /// What a command says as JSON.
+    ///
+    /// # Errors
+    /// If it fails or says something else.
+    pub fn json(&self, args: &[&str]) -> Result<Value> {
+        Ok(serde_json::from_str(&self.ok(&[args, &["-o", "json"]].concat())?)?)
+    }
+}
+
+impl Drop for Plane {
+    fn drop(&mut self) {
+        let _ = self.kill();
+    }
+}

@@ -8,12 +8,14 @@
 //! - [`AdminDocument`] and what is in it: the canonical form, the same in REST and in the store
 //! - [`to_queue`], [`to_pool`], [`to_policy`] and back: what the core decides by
 //! - [`print()`]: a file that can be applied again
+//! - [`kubernetes`]: a pool's part for Kubernetes
 //! - [`ranges`][]: `node-[1-8]`
 
 mod check;
 mod convert;
 mod defaults;
 pub mod fields;
+pub mod kubernetes;
 mod present;
 mod print;
 pub mod ranges;

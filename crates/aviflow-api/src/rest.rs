@@ -245,11 +245,14 @@ pub struct AttemptHash {
 /// What ended earlier attempts; only `failures` spends retries.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-#[expect(missing_docs, reason = "as in the core's Counters")]
 pub struct JobCounters {
+    /// Failures of the application.
     pub failures: u32,
+    /// Nodes or agents that were lost.
     pub node_failures: u32,
+    /// Suspensions by the plan or a person.
     pub suspensions: u32,
+    /// Starts at which not every worker was ready in time.
     pub unready: u32,
 }
 

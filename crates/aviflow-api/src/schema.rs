@@ -99,6 +99,7 @@ fn object(of: &Object) -> Map<String, Json> {
 
 fn field(field: &Field) -> Json {
     let mut schema = shape(&field.shape);
+    bound(&mut schema, &field.shape, field.most);
     let mut doc = field.doc.to_owned();
     if let Shape::Choice(words) = field.shape {
         doc.push_str(&meanings(words));
@@ -114,7 +115,27 @@ fn field(field: &Field) -> Json {
     Json::Object(schema)
 }
 
-fn meanings(words: &[(&str, &str)]) -> String {
+/// Most entries of lists and of mappings with free keys.
+fn bound(schema: &mut Map<String, Json>, of: &Shape, most: usize) {
+    match of {
+        Shape::List(..) => {
+            schema.insert("maxItems".to_owned(), json!(most));
+        }
+        Shape::Map(..) => {
+            schema.insert("maxProperties".to_owned(), json!(most));
+        }
+        Shape::Either(shapes) => {
+            let forms = schema.get_mut("anyOf").and_then(Json::as_array_mut).into_iter().flatten();
+            for (form, of) in forms.zip(*shapes) {
+                form.as_object_mut().into_iter().for_each(|form| bound(form, of, most));
+            }
+        }
+        _ => {}
+    }
+}
+
+/// What the words of a choice mean, to stand behind the description.
+pub(crate) fn meanings(words: &[(&str, &str)]) -> String {
     words.iter().map(|(word, doc)| format!(" `{word}`: {doc}.")).collect()
 }
 
@@ -158,5 +179,6 @@ fn of_text(text: &Text) -> Map<String, Json> {
     if let Some(pattern) = text.pattern {
         schema.insert("pattern".to_owned(), json!(pattern));
     }
+    schema.insert("maxLength".to_owned(), json!(text.most));
     schema
 }

@@ -6,6 +6,9 @@
 //! Scalars keep their text; what they mean is decided by who reads them.
 
 mod words;
+mod write;
+
+pub use write::to_yaml;
 
 use crate::diagnostic::{Diagnostic, DiagnosticCode};
 use crate::source::{SourceId, Sources, Span};

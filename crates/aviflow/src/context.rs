@@ -6,8 +6,8 @@
 use crate::client::Client;
 use crate::error::{Failure, Result, While};
 use crate::home::{Home, read_token, write_private};
-use crate::render::yaml::to_yaml;
 use aviflow_api::source::Sources;
+use aviflow_api::yaml::to_yaml;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 

@@ -4,7 +4,7 @@ use crate::cli::{ColorChoice, Format};
 use crate::error::Result;
 use crate::render::View;
 use crate::render::style::Style;
-use crate::render::yaml::to_yaml;
+use aviflow_api::yaml::to_yaml;
 use serde::Serialize;
 use std::io::{IsTerminal, Write};
 use std::time::{SystemTime, UNIX_EPOCH};

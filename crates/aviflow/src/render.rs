@@ -14,7 +14,6 @@ pub mod summary;
 pub mod table;
 pub mod usage;
 pub mod waiting;
-pub mod yaml;
 
 use style::Style;
 

@@ -1,12 +1,11 @@
 //! What cannot be together in a document whose parts are right.
 
-use super::fields::MAX_LEVELS;
+use super::kubernetes;
 use super::ranges::expand;
 use crate::diagnostic::{Diagnostic, DiagnosticCode};
 use crate::file::report::{Report, join};
 use crate::file::{PRIORITIES, Priorities, check_priority};
 use crate::source::Span;
-use crate::suggest::count;
 use crate::yaml::{Entry, Node, Value};
 use aviflow_core::model::NODE_LEVEL;
 use serde_json::{Map, Value as Json};
@@ -80,6 +79,7 @@ pub(super) fn queue(report: &mut Report<'_>, json: &Map<String, Json>, prioritie
 }
 
 pub(super) fn pool(report: &mut Report<'_>, root: &Node, json: &Map<String, Json>) {
+    kubernetes::check(report, json);
     let Some(topology) = json.get("topology") else { return };
     let written = topology.get("levels").and_then(Json::as_array);
     let levels: Vec<&str> = written.into_iter().flatten().filter_map(Json::as_str).collect();
@@ -90,16 +90,20 @@ pub(super) fn pool(report: &mut Report<'_>, root: &Node, json: &Map<String, Json
             report.error_at(DiagnosticCode::Conflict, &format!("topology.levels[{i}]"), message, help);
         }
     }
-    if levels.len() > MAX_LEVELS {
-        let message = format!("{}; {MAX_LEVELS} is the most", count(levels.len() as u64, "level"));
-        report.error_at(DiagnosticCode::OutOfRange, "topology.levels", message, "name those that matter to a job");
-        return;
-    }
     // Where a level was wrong, depths cannot be compared.
     let whole = root.get("topology").and_then(|t| t.get("levels")).is_some_and(
         |node| matches!(&node.value, Value::List(items) if !items.is_empty() && items.len() == levels.len()),
     );
     let domains = root.get("topology").and_then(|t| t.get("domains"));
+    let labels = root.get("kubernetes").is_some_and(|k| k.get("topologyKeys").is_some());
+    if domains.is_none() && !labels {
+        report.error_at(
+            DiagnosticCode::MissingKey,
+            "topology",
+            "a topology needs `domains`",
+            "add `domains: {leaf-1: node-[1-8]}`, or on Kubernetes the labels that tell them: `kubernetes: {topologyKeys: […]}`",
+        );
+    }
     if let (true, Some(domains)) = (whole, domains) {
         Tree { report, levels: &levels, domains: BTreeMap::new(), nodes: BTreeMap::new() }.root(domains);
     }

@@ -90,7 +90,7 @@ fn nodes_of(domain: &Domain, above: &mut Vec<String>, paths: &mut BTreeMap<Strin
     }
 }
 
-/// The document of a pool.
+/// The document of a pool. Its part for Kubernetes is not part of what decisions need.
 #[must_use]
 pub fn from_pool(pool: &Pool) -> PoolSpec {
     let mut leaves: BTreeMap<Vec<&str>, Vec<&str>> = BTreeMap::new();
@@ -102,7 +102,7 @@ pub fn from_pool(pool: &Pool) -> PoolSpec {
         put(&mut domains, &path, compress(nodes));
     }
     let topology = (!pool.levels.is_empty()).then(|| TopologySpec { levels: pool.levels.clone(), domains });
-    PoolSpec { name: pool.name.clone(), topology, time_sharing: pool.time_sharing.map(Into::into) }
+    PoolSpec { name: pool.name.clone(), topology, time_sharing: pool.time_sharing.map(Into::into), kubernetes: None }
 }
 
 fn put(domains: &mut BTreeMap<String, Domain>, path: &[&str], nodes: Vec<String>) {

@@ -1,5 +1,6 @@
 //! The keys of administrators' documents, as data.
 
+use super::kubernetes::fields::KUBERNETES;
 use super::ranges;
 use crate::file::fields::field;
 use crate::file::formats::{self as f, text};
@@ -103,7 +104,8 @@ pub static QUEUE: Object = Object {
         field("highestPriority", Text(&f::PRIORITY), "The highest priority that its jobs may have. Without it, any.")
             .eg(&["\"high\""]),
         field("submitters", List(&Text(&USER), 0), "Who may submit to it. Without it, everybody.")
-            .eg(&["[\"ann\", \"ben\"]"]),
+            .eg(&["[\"ann\", \"ben\"]"])
+            .most(4096),
         field(
             "timeSharing",
             TIME_SHARING,
@@ -234,6 +236,11 @@ pub static POOL: Object = Object {
             TIME_SHARING,
             "Whether its preemptible jobs of equal priority take turns: `on`, `off`, or with which figures. Without it, they do not.",
         ),
+        field(
+            "kubernetes",
+            Keys(&KUBERNETES),
+            "Which nodes of a Kubernetes cluster it has, and what pods get there. A pool of one machine leaves it alone.",
+        ),
     ],
     synonyms: &[
         ("levels", "topology.levels"),
@@ -252,13 +259,13 @@ static TOPOLOGY: Object = Object {
     fields: &[
         field("levels", List(&Text(&LEVEL), 1), "The levels above the node, the smallest first.")
             .required()
-            .eg(&["[\"leaf\", \"spine\"]"]),
+            .eg(&["[\"leaf\", \"spine\"]"])
+            .most(MAX_LEVELS),
         field(
             "domains",
             Tree(&DOMAIN, &Text(&NODES)),
-            "The switch tree: domains of the greatest level by name, in each those of the next, and in the smallest its nodes.",
-        )
-        .required(),
+            "The switch tree: domains of the greatest level by name, in each those of the next, and in the smallest its nodes. On Kubernetes, `kubernetes.topologyKeys` may say it instead.",
+        ),
     ],
     synonyms: &[
         ("level", "levels"),

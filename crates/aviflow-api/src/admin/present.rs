@@ -14,6 +14,8 @@ pub struct Present {
     pub queues: Vec<QueueSpec>,
     /// All nodes.
     pub nodes: Vec<PresentNode>,
+    /// Whether the pool is of a Kubernetes cluster.
+    pub kubernetes: bool,
 }
 
 /// A node that is there.
@@ -41,7 +43,11 @@ pub fn check_present(documents: &[&AdminDocument], present: &Present) -> Vec<(us
     for (index, document) in documents.iter().enumerate() {
         let found = match document {
             AdminDocument::Queue(queue) => tree.queue(queue, &present.nodes),
-            AdminDocument::Pool(pool) => of_pool(pool, &present.nodes),
+            AdminDocument::Pool(pool) => {
+                let mut found = of_pool(pool, &present.nodes);
+                found.extend(ignored(pool).filter(|_| !present.kubernetes));
+                found
+            }
             AdminDocument::Policy(_) => Vec::new(),
         };
         problems.extend(found.into_iter().map(|problem| (index, problem)));
@@ -279,6 +285,14 @@ fn no_such_type(gpu_type: &str, nodes: &[PresentNode]) -> Option<Diagnostic> {
     Some(Diagnostic::warning(DiagnosticCode::NotThere, message).field(field).help(help))
 }
 
+/// That a pool's part for Kubernetes means nothing here.
+fn ignored(pool: &PoolSpec) -> Option<Diagnostic> {
+    pool.kubernetes.as_ref()?;
+    let message = "this control plane's pool is not of Kubernetes; what stands here is left aside";
+    let help = "nothing is wrong if the file serves both; else name the cluster's control plane by `--context`";
+    Some(Diagnostic::warning(DiagnosticCode::Unsupported, message).field("kubernetes").help(help))
+}
+
 fn of_pool(pool: &PoolSpec, nodes: &[PresentNode]) -> Vec<Diagnostic> {
     let warning = |field: &str, message: String, help: String| {
         Diagnostic::warning(DiagnosticCode::NotThere, message).field(field).help(help)
@@ -322,7 +336,8 @@ fn of_pool(pool: &PoolSpec, nodes: &[PresentNode]) -> Vec<Diagnostic> {
     }
     let placed: BTreeSet<&str> = named.iter().map(|(_, name)| name.as_str()).collect();
     let missing: Vec<&str> = own.iter().copied().filter(|name| !placed.contains(name)).collect();
-    if !missing.is_empty() {
+    let by_labels = pool.kubernetes.as_ref().is_some_and(|k| !k.topology_keys.is_empty());
+    if !missing.is_empty() && !by_labels {
         let message = format!(
             "{} of the pool {} in no domain: {}",
             count(missing.len() as u64, "node"),

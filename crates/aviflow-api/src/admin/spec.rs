@@ -1,5 +1,6 @@
 //! The canonical documents of administrators: every default filled in, every shorthand resolved.
 
+use super::kubernetes::KubernetesSpec;
 use crate::duration::Duration;
 use aviflow_core::model as core;
 use schemars::JsonSchema;
@@ -185,6 +186,9 @@ pub struct PoolSpec {
     /// Whether its jobs take turns.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time_sharing: Option<TimeSharingSpec>,
+    /// Its part for Kubernetes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kubernetes: Option<Box<KubernetesSpec>>,
 }
 
 /// How the nodes of a pool are joined.
@@ -193,7 +197,9 @@ pub struct PoolSpec {
 pub struct TopologySpec {
     /// The levels above the node, smallest first, such as `leaf`, `spine`.
     pub levels: Vec<String>,
-    /// The domains of the greatest level by name, with the smaller ones in them.
+    /// The domains of the greatest level by name, with the smaller ones in them; none where labels
+    /// of Kubernetes' nodes tell them.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub domains: BTreeMap<String, Domain>,
 }
 

@@ -54,7 +54,9 @@ impl Reader<'_, '_> {
             };
             let path = join(path, field.key);
             self.report.places.put(&path, Some(entry.key_span), entry.value.span);
-            if let Some(value) = self.present(entry, &field.shape, field.required, &path) {
+            if let Some(value) = self.present(entry, &field.shape, field.required, &path)
+                && self.few_enough(entry, field, &value, &path)
+            {
                 json.insert(field.key.to_owned(), value);
             }
         }
@@ -66,6 +68,21 @@ impl Reader<'_, '_> {
             }
         }
         json
+    }
+
+    /// Reports a list, or a mapping of free keys, that has too many entries.
+    fn few_enough(&mut self, entry: &Entry, field: &'static Field, value: &Json, path: &str) -> bool {
+        let count = match (field.shape.canonical(), value) {
+            (Shape::List(..), Json::Array(list)) => list.len(),
+            (Shape::Map(..), Json::Object(map)) => map.len(),
+            _ => 0,
+        };
+        if count <= field.most {
+            return true;
+        }
+        let message = format!("`{}` has {count} entries; {} is the most", field.key, field.most);
+        self.report.error(DiagnosticCode::OutOfRange, path, entry.key_span, message, "write fewer of them");
+        false
     }
 
     fn missing(&mut self, field: &Field, object: &Object, path: &str, span: Option<Span>) {
@@ -169,6 +186,12 @@ impl Reader<'_, '_> {
             let about = fault.code == DiagnosticCode::SecretLiteral || secrets::find(value).is_empty();
             let help = if about { fault.help } else { format!("write {}, not a secret", text.what) };
             self.report.error(fault.code, path, span, fault.message, help);
+            return None;
+        }
+        let length = value.chars().count();
+        if length > text.most {
+            let message = format!("{} of {length} characters; {} is the most", text.what, text.most);
+            self.report.error(DiagnosticCode::TooLong, path, node.span, message, "write a shorter one");
             return None;
         }
         if !text.literal && !matches!(meaning, Meaning::Text(_)) {

@@ -5,7 +5,7 @@ use super::shape::Shape::{Above, Bool, Choice, Either, List, Map, Object as Keys
 use super::shape::{Field, Object, Shape};
 
 pub(crate) const fn field(key: &'static str, shape: Shape, doc: &'static str) -> Field {
-    Field { key, doc, shape, required: false, examples: &[], default: None }
+    Field { key, doc, shape, required: false, examples: &[], default: None, most: 256 }
 }
 
 impl Field {
@@ -16,6 +16,11 @@ impl Field {
 
     pub(crate) const fn eg(mut self, examples: &'static [&'static str]) -> Field {
         self.examples = examples;
+        self
+    }
+
+    pub(crate) const fn most(mut self, most: usize) -> Field {
+        self.most = most;
         self
     }
 
@@ -50,24 +55,26 @@ pub static JOB: Object = Object {
             .eg(&["4", "{\"min\": 2, \"max\": 8}"])
             .default("1"),
         field("gpusPerNode", Whole(1, MAX_GPUS), "GPUs on each node. Without it one: whole nodes are asked for, never assumed.").eg(&["8"]).default("1"),
-        field("gpuType", Either(&[Text(&f::GPU_TYPE), List(&Text(&f::GPU_TYPE), 1)]), "The GPU type, or several in order of preference. Without it, any.").eg(&["\"H100\"", "[\"H100\", \"H200\"]"]),
+        field("gpuType", Either(&[Text(&f::GPU_TYPE), List(&Text(&f::GPU_TYPE), 1)]), "The GPU type, or several in order of preference. Without it, any.").eg(&["\"H100\"", "[\"H100\", \"H200\"]"])
+            .most(16),
         field("run", Either(&[Text(&f::COMMAND), List(&Text(&f::FREE), 1)]), "What to run. One line, or a list, is a program and its arguments, taken literally: no shell reads it. Several lines (`run: |`) are a bash script that stops at the first error.")
             .required()
-            .eg(&["\"torchrun train.py --config 8b.yaml\"", "[\"python\", \"train.py\"]"]),
+            .eg(&["\"torchrun train.py --config 8b.yaml\"", "[\"python\", \"train.py\"]"])
+            .most(4096),
         field("processes", Choice(&[("perNode", "once a node, as torchrun and accelerate expect"), ("perGpu", "once for each GPU, with RANK, LOCAL_RANK and WORLD_SIZE set")]), "How often `run` is started.").default("\"perNode\""),
         field("env", Map(&f::VARIABLE, &Text(&f::FREE)), "Environment variables. Numbers and `true` are taken as they are written.").eg(&["{\"WANDB_PROJECT\": \"sft\"}"]),
         field("secrets", Map(&f::VARIABLE, &Text(&f::SECRET)), "Environment variables from secrets, as `secret/key`: references, never values.").eg(&["{\"HF_TOKEN\": \"hf-token/token\"}"]),
-        field("data", List(&Keys(&DATA), 0), "Data that the job reads or writes."),
-        field("outputs", List(&Text(&f::ABSOLUTE), 0), "Folders that are kept after the end, and fetched with `aviflow cp`.").eg(&["[\"/out\"]"]),
+        field("data", List(&Keys(&DATA), 0), "Data that the job reads or writes.").most(32),
+        field("outputs", List(&Text(&f::ABSOLUTE), 0), "Folders that are kept after the end, and fetched with `aviflow cp`.").eg(&["[\"/out\"]"]).most(32),
         field("checkpoint", Keys(&CHECKPOINT), "Where and how often the training saves itself."),
         field("resources", Keys(&RESOURCES), "CPUs and memory, for each GPU."),
         field("topology", Keys(&TOPOLOGY), "Where in the network the nodes may lie. The levels are those of the pool, and `node`."),
         field("timeLimit", Text(&f::DURATION), "The greatest time in Running, over all attempts. With it the job can also start early, in a gap.").eg(&["\"24h\"", "\"1-00:00:00\""]),
         field("preemptible", Bool, "Whether the platform may suspend the job and continue it later.").default("true"),
         field("retry", Keys(&RETRY), "When the job is run again."),
-        field("after", List(&Keys(&AFTER), 0), "Jobs that must have ended, each as asked, before this one starts."),
+        field("after", List(&Keys(&AFTER), 0), "Jobs that must have ended, each as asked, before this one starts.").most(32),
         field("seed", Whole(0, (1 << 63) - 1), "The seed, given to the training in `AVIFLOW_SEED`.").eg(&["42"]),
-        field("notify", List(&Keys(&NOTIFY), 0), "Whom to tell of what."),
+        field("notify", List(&Keys(&NOTIFY), 0), "Whom to tell of what.").most(16),
     ],
     synonyms: &[
         ("command", "run"), ("cmd", "run"), ("args", "run"), ("script", "run"), ("entrypoint", "run"), ("setup", "run"),

@@ -12,7 +12,7 @@ pub const NAME_LIMIT: usize = 40;
 type Check = Result<(), Fault>;
 
 pub(crate) const fn text(what: &'static str, pattern: Option<&'static str>, check: fn(&str) -> Check) -> Text {
-    Text { what, pattern, literal: false, check }
+    Text { what, pattern, literal: false, most: 512, check }
 }
 
 /// A job's name.
@@ -30,12 +30,13 @@ pub const DATA_NAME: Text = text("a name", Some("^[a-z0-9]([-a-z0-9]{0,38}[a-z0-
 /// A word, such as a topology level or priority.
 pub const WORD: Text = text("a name", Some("^[A-Za-z0-9]([-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?$"), word);
 /// A priority; a number is taken so that it can be told which name it has.
-pub const PRIORITY: Text = Text { what: "a priority", pattern: WORD.pattern, literal: true, check: word };
+pub const PRIORITY: Text = Text { what: "a priority", pattern: WORD.pattern, literal: true, most: 63, check: word };
 /// An accelerator type.
 pub const GPU_TYPE: Text = Text {
     what: "a GPU type such as H100",
     pattern: Some("^[A-Za-z0-9]([-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?$"),
     literal: true,
+    most: 63,
     check: word,
 };
 /// An environment.
@@ -50,11 +51,11 @@ pub const RELATIVE: Text = text("a path", Some("^[^/\\s]"), relative);
 /// A folder.
 pub const FOLDER: Text = text("a folder", Some("\\S"), some);
 /// Any text that is not empty, numbers included.
-pub const ANY: Text = Text { what: "text", pattern: Some("\\S"), literal: true, check: some };
+pub const ANY: Text = Text { what: "text", pattern: Some("\\S"), literal: true, most: 1024, check: some };
 /// Any text.
-pub const FREE: Text = Text { what: "text", pattern: None, literal: true, check: |_| Ok(()) };
+pub const FREE: Text = Text { what: "text", pattern: None, literal: true, most: 1 << 17, check: |_| Ok(()) };
 /// A command.
-pub const COMMAND: Text = Text { what: "a command", pattern: Some("\\S"), literal: false, check: some };
+pub const COMMAND: Text = Text { what: "a command", pattern: Some("\\S"), literal: false, most: 1 << 17, check: some };
 /// A variable's name.
 pub const VARIABLE: Text = text("a variable", Some("^[A-Za-z_][A-Za-z0-9_]*$"), variable);
 /// A reference to a secret.

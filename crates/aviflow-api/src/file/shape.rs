@@ -27,7 +27,7 @@ pub enum Shape {
     Tree(&'static Text, &'static Shape),
     /// Known keys.
     Object(&'static Object),
-    /// One of these, told apart by whether it is one word, a list or a mapping.
+    /// One of these, told apart by whether it is one word, a list or a mapping. The last is the canonical form.
     Either(&'static [Shape]),
 }
 
@@ -40,6 +40,9 @@ pub struct Text {
     pub pattern: Option<&'static str>,
     /// Whether a number or `true` is taken by its text, as it was written.
     pub literal: bool,
+    /// Most characters. Objects of Kubernetes need a bound on everything: what their rules may cost is
+    /// reckoned from it.
+    pub most: usize,
     /// What is wrong with a text, if anything.
     pub check: fn(&str) -> Result<(), Fault>,
 }
@@ -61,6 +64,12 @@ impl Fault {
     /// A text that has not the form it must have.
     pub(crate) fn new(message: impl Into<String>, help: impl Into<String>) -> Fault {
         Fault { code: DiagnosticCode::Malformed, message: message.into(), help: help.into(), range: None }
+    }
+
+    /// With another way out.
+    pub(crate) fn instead(mut self, help: impl Into<String>) -> Fault {
+        self.help = help.into();
+        self
     }
 
     /// With another code.
@@ -96,6 +105,8 @@ pub struct Field {
     pub examples: &'static [&'static str],
     /// The default as JSON, where there is one.
     pub default: Option<&'static str>,
+    /// Most entries, if it is a list or a mapping of free keys.
+    pub most: usize,
 }
 
 impl Object {
@@ -107,6 +118,15 @@ impl Object {
 }
 
 impl Shape {
+    /// The canonical one of several forms: the last, of which the others are shorthand.
+    #[must_use]
+    pub fn canonical(&'static self) -> &'static Shape {
+        match self {
+            Shape::Either(shapes) => shapes.last().map_or(self, Shape::canonical),
+            _ => self,
+        }
+    }
+
     /// What is expected, for a person.
     #[must_use]
     pub fn expected(&self) -> String {

@@ -97,6 +97,14 @@ const BAD: &[(&str, &str)] = &[
         "policy",
         "kind: Policy\nname: main\nhalfLife: 0s\nreservations: many\npreemption: maybe\nminRun: 5m\npatience: forever\n",
     ),
+    (
+        "kubernetes",
+        "kind: Pool\nname: p\ntopology: {levels: [leaf, spine]}\nkubernetes:\n  nodeSelector: {pool: hgx, \"a b\": c}\n  gpuTypes: {H100: [A, B], H200: [B]}\n  topologyKeys: [example.com/leaf]\n  fabric: {env: {MASTER_ADDR: a}, capabilities: [CAP_IPC_LOCK, ipc], rdmaResources: {rdma/ib: 0}}\n  tolerations: [{value: a}, {operator: Exists, key: a, value: b}]\n  storage: {}\n  hostPaths: [mnt]\n  cpuPerGpu: 0.5\n",
+    ),
+    (
+        "kubernetes and domains",
+        "kind: Pool\nname: p\ntopology: {levels: [leaf], domains: {leaf-1: a}}\nkubernetes:\n  topologyKeys: [example.com/leaf]\n  storage: {claim: a, hostPath: /b}\n  runtimeClas: nvidia\n---\nkind: Pool\nname: q\nkubernetes: {topologyKeys: [a]}\n",
+    ),
     ("a key of somebody", "kind: Queue\nname: a\nteam: hf_AbCdEfGhIjKlMnOpQrStUvWxYzAbCdEfGh\n"),
 ];
 
@@ -122,7 +130,7 @@ fn good_documents_become_canonical() {
     let documents: Vec<&AdminDocument> = file.documents.iter().map(|d| &d.document).collect();
     snapshot("admin", &serde_json::to_string_pretty(&documents).unwrap());
     let ordered: Vec<String> = file.ordered(&Present::default()).iter().map(ToString::to_string).collect();
-    assert_eq!(ordered, ["pool main", "the policy", "queue research", "queue nlp", "queue vision"]);
+    assert_eq!(ordered, ["pool main", "the policy", "pool hgx", "queue research", "queue nlp", "queue vision"]);
 }
 
 #[test]
@@ -226,6 +234,7 @@ fn present() -> Present {
             .into_iter()
             .chain([node("l4-1", "L4")])
             .collect(),
+        kubernetes: false,
     }
 }
 
@@ -235,6 +244,7 @@ fn documents_are_compared_with_what_there_is() {
     for text in [
         "kind: Queue\nname: child\nparent: new\n---\nkind: Queue\nname: new\n",
         "kind: Queue\nname: child\nparent: odl\n",
+        "kind: Pool\nname: main\ntopology: {levels: [leaf]}\nkubernetes: {topologyKeys: [example.com/leaf]}\n",
         "kind: Queue\nname: old\nparent: below\n",
         "kind: Queue\nname: a\nquotas:\n  H10: {guarantee: 8}\n  H100: {guarantee: 16}\n",
         "kind: Queue\nname: a\nparent: below\nquotas: {H100: {guarantee: 32}, L4: {guarantee: 8, limit: 8}}\n",
@@ -280,7 +290,11 @@ fn the_documents_of_the_pages_are_good() {
                     gpu_type: "H100".into(),
                     gpus: 8,
                 };
-                let present = Present { queues: vec![QueueSpec::open("default")], nodes: (1..=8).map(node).collect() };
+                let present = Present {
+                    queues: vec![QueueSpec::open("default")],
+                    nodes: (1..=8).map(node).collect(),
+                    kubernetes: false,
+                };
                 assert_eq!(file.check(&present), Ok(Vec::new()), "{page}");
             }
         }
@@ -308,7 +322,7 @@ fn guarantees_are_given_up_before_they_are_got() {
                 AdminDocument::Pool(_) | AdminDocument::Policy(_) => panic!(),
             })
             .collect(),
-        nodes: Vec::new(),
+        ..Present::default()
     };
     let before = present(&tree(32, 16, 16));
     assert_eq!(order(&tree(32, 16, 16), &Present::default()), ["root", "b", "a"]);
@@ -379,7 +393,7 @@ fn the_schema_says_what_the_reader_says() {
         let roots = aviflow_api::yaml::parse_stream(&mut sources, "x", text.as_bytes()).ok()?;
         Some(roots.iter().map(|root| validator.is_valid(&root.to_json())).collect())
     };
-    assert_eq!(each(GOOD), Some(vec![true; 5]));
+    assert_eq!(each(GOOD), Some(vec![true; 6]));
     let mut seen = 0;
     for (name, text) in BAD {
         let Some(valid) = each(text) else { continue };
@@ -443,7 +457,7 @@ prop_compose! {
         }
         let levels = vec!["leaf".to_owned(), "spine".to_owned()];
         let topology = (!domains.is_empty()).then_some(TopologySpec { levels, domains });
-        PoolSpec { name: "p".into(), topology, time_sharing }
+        PoolSpec { name: "p".into(), topology, time_sharing, kubernetes: None }
     }
 }
 

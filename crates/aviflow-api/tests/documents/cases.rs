@@ -75,6 +75,14 @@ const TYPES: &[(&str, &str)] = &[
 ];
 
 const VALUES: &[(&str, &str)] = &[
+    (
+        "too many",
+        "name: a\nrun: x\nnotify: [{webhook: &w https://a.example, on: [failed]}, &n {webhook: *w, on: [failed]}, *n, *n, *n, *n, *n, *n, *n, *n, *n, *n, *n, *n, *n, *n, *n]\n",
+    ),
+    (
+        "too long",
+        "name: a\nrun: x\ntimeLimit: 00000000000000000000000000000000000000000000000000000000000000000000000000000000000001h\ndata: [{name: a, source: /a, mount: /aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa}]\n",
+    ),
     ("name too long", "name: a-name-that-says-everything-about-the-training-and-more\nrun: python a.py\n"),
     ("name with capitals", "name: Llama3_8B.sft\nrun: python a.py\n"),
     ("queue by path", "name: a\nrun: python a.py\nqueue: research/nlp\n"),

@@ -70,7 +70,8 @@ fn present(client: &Client, file: &AdminFile) -> Result<Present> {
         return Ok(Present::default());
     }
     let queues = client.queues()?.into_iter().map(|queue| queue.document).collect();
-    Ok(Present { queues, nodes: client.nodes()?.into_iter().filter_map(here).collect() })
+    let kubernetes = client.server()?.body == "kubernetes";
+    Ok(Present { queues, nodes: client.nodes()?.into_iter().filter_map(here).collect(), kubernetes })
 }
 
 /// A node without GPUs has left the pool.

@@ -5,9 +5,9 @@ use crate::cli::{LsArgs, ShowArgs};
 use crate::client::JobFilter;
 use crate::error::Result;
 use crate::output::{note, now, print};
-use crate::render::yaml::to_yaml;
 use crate::render::{job, jobs, waiting};
 use aviflow_api::rest::JobSummary;
+use aviflow_api::yaml::to_yaml;
 
 /// Jobs that ended within this time are recent.
 const RECENT: i64 = 24 * 3_600_000;

@@ -306,7 +306,7 @@ mod tests {
             most_free_on_a_node: 8,
             levels: vec!["leaf".into(), "spine".into()],
             domains: vec![domain("leaf-1", Some("spine-1")), domain("spine-1", None)],
-            document: Some(PoolSpec { name: "main".into(), topology: None, time_sharing: None }),
+            document: Some(PoolSpec { name: "main".into(), topology: None, time_sharing: None, kubernetes: None }),
         };
         let local = PoolInfo { name: "local".into(), nodes: 2, gpus: 16, free: 16, ..PoolInfo::default() };
         let text = format!(

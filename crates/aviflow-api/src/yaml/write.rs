@@ -7,6 +7,7 @@ use serde_json::Value;
 use std::fmt::Write as _;
 
 /// The value as a YAML document, with its last newline.
+#[must_use]
 pub fn to_yaml(value: &Value) -> String {
     let mut out = String::new();
     match value {
@@ -189,8 +190,8 @@ mod tests {
         for text in texts {
             let value = json!({"top": [{"k": text}], text: [text, [text]]});
             let yaml = to_yaml(&value);
-            let mut sources = aviflow_api::source::Sources::default();
-            match aviflow_api::yaml::parse(&mut sources, "test", &yaml) {
+            let mut sources = crate::source::Sources::default();
+            match crate::yaml::parse(&mut sources, "test", &yaml) {
                 Ok(node) => assert_eq!(node.to_json(), value, "{yaml}"),
                 Err(errors) => panic!("{text:?}: {errors:?}\n{yaml}"),
             }

@@ -19,7 +19,7 @@ const TURN_INPUTS: usize = 1024;
 /// The pause before a store that failed is opened again.
 const REOPEN_PAUSE: Duration = Duration::from_secs(1);
 
-type Query = Box<dyn FnOnce(&View<'_>) + Send>;
+type Query = Box<dyn FnOnce(Result<&View<'_>, &StoreError>) + Send>;
 
 /// Called once an input is durable.
 pub type Durable = Box<dyn FnOnce() + Send>;
@@ -96,17 +96,17 @@ impl Handle {
     /// Reads the state between two turns. Blocks for at most a turn; the closure should be quick.
     ///
     /// # Errors
-    /// If the engine has stopped.
+    /// If the engine has stopped, or waits for a store that failed.
     pub fn read<T: Send + 'static>(
         &self,
         read: impl FnOnce(&View<'_>) -> T + Send + 'static,
     ) -> Result<T, HandleError> {
         let (reply, answer) = channel();
-        let query = Box::new(move |view: &View<'_>| {
-            let _ = reply.send(read(view));
+        let query = Box::new(move |view: Result<&View<'_>, &StoreError>| {
+            let _ = reply.send(view.map(read).map_err(StoreError::clone));
         });
         self.sender.send(Message::Query(query)).map_err(|_| HandleError::Stopped)?;
-        answer.recv().map_err(|_| HandleError::Stopped)
+        Ok(answer.recv().map_err(|_| HandleError::Stopped)??)
     }
 
     /// The number of the last commit, to wait for the next one.
@@ -230,12 +230,11 @@ impl<S: Store, C: Cluster> Driver<S, C> {
     /// Runs until it is stopped (`None`) or fenced.
     fn run(mut self) -> Option<StoreError> {
         loop {
-            let mail = self.collect();
-            let stop = mail.stop;
-            if let Err(error) = self.serve(mail) {
+            let mut mail = self.collect();
+            if let Err(error) = self.serve(&mut mail) {
                 return Some(error);
             }
-            if stop {
+            if mail.stop {
                 return None;
             }
         }
@@ -264,11 +263,11 @@ impl<S: Store, C: Cluster> Driver<S, C> {
         mail
     }
 
-    fn serve(&mut self, mut mail: Mail) -> Result<(), StoreError> {
+    fn serve(&mut self, mail: &mut Mail) -> Result<(), StoreError> {
         // A query alone changes nothing; only inputs and deadlines are worth a turn.
         let due = self.engine.next_wake().is_some_and(|t| t <= self.clock.now());
         if due || !mail.inputs.is_empty() {
-            self.turn(&mut mail)?;
+            self.turn(mail)?;
         }
         let engine = &self.engine;
         let view = View {
@@ -279,8 +278,8 @@ impl<S: Store, C: Cluster> Driver<S, C> {
             term: engine.term(),
             generation: engine.generation(),
         };
-        for query in mail.queries {
-            query(&view);
+        for query in std::mem::take(&mut mail.queries) {
+            query(Ok(&view));
         }
         Ok(())
     }
@@ -313,22 +312,35 @@ impl<S: Store, C: Cluster> Driver<S, C> {
                     // What people asked is refused, so that they know; what was
                     // observed is kept and tried again: the world will not repeat it.
                     refuse(mail, &error);
-                    let orders = self.reopen()?;
+                    let Some(orders) = self.reopen(mail)? else { return Ok(()) };
                     self.cluster.apply(&orders);
                 }
             }
         }
     }
 
-    /// Opens the store again until it works: the decisions of the failed turn are void.
-    fn reopen(&mut self) -> Result<Vec<Stamped>, StoreError> {
+    /// Opens the store again until it works: the decisions of the failed turn are void. `None` if
+    /// this is stopped before; the store then says to the next one what is true.
+    ///
+    /// Whoever asks meanwhile is told why nothing is done, and does not wait for it.
+    fn reopen(&mut self, mail: &mut Mail) -> Result<Option<Vec<Stamped>>, StoreError> {
         loop {
             // Also before the first try: what failed a moment ago fails again.
             std::thread::sleep(REOPEN_PAUSE);
-            match self.engine.reopen(self.clock.now()) {
-                Ok(orders) => return Ok(orders),
+            let error = match self.engine.reopen(self.clock.now()) {
+                Ok(orders) => return Ok(Some(orders)),
                 Err(error @ (StoreError::Fenced { .. } | StoreError::Newer { .. })) => return Err(error),
-                Err(StoreError::Full(_) | StoreError::Failed(_)) => {}
+                Err(error @ (StoreError::Full(_) | StoreError::Failed(_))) => error,
+            };
+            while let Ok(message) = self.receiver.try_recv() {
+                mail.put(message);
+            }
+            refuse(mail, &error);
+            for query in std::mem::take(&mut mail.queries) {
+                query(Err(&error));
+            }
+            if mail.stop {
+                return Ok(None);
             }
         }
     }
@@ -350,5 +362,84 @@ fn refuse(mail: &mut Mail, error: &StoreError) {
                 mail.durable.push(durable);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::MemoryStore;
+    use crate::ports::{Batch, Known, Loaded, Observation};
+    use aviflow_core::model::JobKey;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    struct Idle;
+
+    impl Cluster for Idle {
+        fn apply(&mut self, _: &[Stamped]) {}
+    }
+
+    /// A store that can go away.
+    struct Away(MemoryStore, Arc<AtomicBool>);
+
+    impl Away {
+        fn here(&mut self) -> Result<&mut MemoryStore, StoreError> {
+            if self.1.load(Ordering::SeqCst) { Err(StoreError::Failed("it is away".into())) } else { Ok(&mut self.0) }
+        }
+    }
+
+    impl Store for Away {
+        fn acquire(&mut self) -> Result<Loaded, StoreError> {
+            self.here()?.acquire()
+        }
+        fn commit(&mut self, batch: &Batch) -> Result<(), StoreError> {
+            self.here()?.commit(batch)
+        }
+        fn named(&self, key: &JobKey) -> Result<Option<Known>, StoreError> {
+            self.0.named(key)
+        }
+        fn latest(&self, namespace: &str, work: &str, user: Option<&str>) -> Result<Option<Known>, StoreError> {
+            self.0.latest(namespace, work, user)
+        }
+    }
+
+    fn pause() -> Input {
+        Input::Pause { on: true, by: "ada".into(), reason: None }
+    }
+
+    #[test]
+    fn while_the_store_is_away_who_asks_is_told_and_what_was_seen_is_kept() {
+        let (store, away) = (MemoryStore::new(), Arc::new(AtomicBool::new(false)));
+        let (handle, thread) = Starter::default().start(Away(store.handle(), away.clone()), Idle, |_| {}).unwrap();
+        away.store(true, Ordering::SeqCst);
+        let (name, pool, gpu_type) = ("n".to_owned(), "p".into(), "H100".into());
+        handle.observe(Observation::NodeSeen { name: name.clone(), pool, gpu_type, gpus: 8 }, None);
+        // The first is refused by the turn, or by the attempt after it; the second by one of those that follow.
+        for _ in 0..2 {
+            let refused = handle.ask(pause()).unwrap_err().to_string();
+            assert_eq!(refused, "the store failed: it is away");
+        }
+        let refused = handle.read(|_| ()).unwrap_err().to_string();
+        assert_eq!(refused, "the store failed: it is away");
+        away.store(false, Ordering::SeqCst);
+        handle.ask(pause()).unwrap();
+        let seen = handle.read(move |view| view.snapshot.nodes.values().any(|n| n.name == name)).unwrap();
+        assert!(seen, "the observation was kept");
+        handle.stop();
+        thread.join().unwrap();
+    }
+
+    #[test]
+    fn it_can_be_stopped_while_the_store_is_away() {
+        let away = Arc::new(AtomicBool::new(false));
+        let store = Away(MemoryStore::new(), away.clone());
+        let (ended, end) = channel();
+        let (handle, thread) = Starter::default().start(store, Idle, move |error| drop(ended.send(error))).unwrap();
+        away.store(true, Ordering::SeqCst);
+        assert!(handle.ask(pause()).is_err());
+        handle.stop();
+        assert_eq!(end.recv().unwrap(), None);
+        thread.join().unwrap();
     }
 }

@@ -5,7 +5,9 @@ use crate::books::Books;
 use crate::cluster::{KubeConfig, Message};
 use crate::create::create_all;
 use crate::namespace::Namespaces;
+use crate::object;
 use crate::pod::Share;
+use crate::profile::Profile;
 use crate::site::{Own, PodRef, Pods, heard};
 use aviflow_api::convert::GRACE;
 use aviflow_core::lifecycle::WorkerEvent;
@@ -15,15 +17,19 @@ use aviflow_engine::ports::{JobRecord, Observation, Order, Stamped};
 use aviflow_engine::telemetry::StreamKey;
 use aviflow_link::Workers;
 use futures_util::StreamExt;
-use futures_util::stream::BoxStream;
+use futures_util::stream::{BoxStream, pending};
 use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::Api;
 use kube::api::DeleteParams;
+use kube::core::DynamicObject;
 use kube::runtime::watcher::{self, Event};
-use kube::{Api, Client};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{Semaphore, mpsc};
+
+/// The pool of a cluster that has no document of one: all nodes with `nvidia.com/gpu`.
+pub const DEFAULT_POOL: &str = "main";
 
 /// How often silent workers are looked at.
 const LOOK: Duration = Duration::from_secs(1);
@@ -34,6 +40,8 @@ pub(crate) struct Body {
     pub(crate) workers: Arc<Workers<Pods>>,
     pub(crate) books: Books,
     pub(crate) namespaces: Arc<Namespaces>,
+    /// The pools of the cluster's objects.
+    pub(crate) pools: BTreeMap<String, Profile>,
     pub(crate) requests: Arc<Semaphore>,
     pub(crate) messages: mpsc::UnboundedSender<Message>,
     /// Whether all pods were listed once.
@@ -44,20 +52,21 @@ pub(crate) struct Body {
 
 type Watch<T> = BoxStream<'static, watcher::Result<Event<T>>>;
 
-fn watch<T>(client: &Client) -> Watch<T>
+fn watch<T>(api: Api<T>) -> Watch<T>
 where
-    T: kube::Resource<DynamicType = (), Scope: Sized> + Clone + std::fmt::Debug + Send + 'static,
-    T: serde::de::DeserializeOwned,
+    T: kube::Resource + Clone + std::fmt::Debug + Send + serde::de::DeserializeOwned + 'static,
+    T::DynamicType: Send + Sync,
 {
     // Some load balancers close a connection that is older than five minutes without a word.
-    let config = watcher::Config::default().timeout(200);
-    watcher::watcher(Api::<T>::all(client.clone()), config).boxed()
+    watcher::watcher(api, watcher::Config::default().timeout(200)).boxed()
 }
 
 impl Body {
     pub(crate) async fn run(mut self, mut messages: mpsc::UnboundedReceiver<Message>) {
-        let mut nodes: Watch<Node> = watch(&self.config.client);
-        let mut pods: Watch<Pod> = watch(&self.config.client);
+        let client = self.config.client.clone();
+        let mut pools: Watch<DynamicObject> = watch(Api::all_with(client.clone(), &object::pools()));
+        // Which nodes there are follows from the pools.
+        let (mut nodes, mut pods): (Watch<Node>, Watch<Pod>) = (pending().boxed(), pending().boxed());
         let (mut node_list, mut pod_list) = (BTreeSet::new(), BTreeSet::new());
         let mut look = tokio::time::interval(LOOK);
         loop {
@@ -66,11 +75,47 @@ impl Body {
                     Some(message) => self.take(message),
                     None => return,
                 },
+                Some(event) = pools.next() => {
+                    if self.pool_event(event) {
+                        nodes = watch(Api::all(client.clone()));
+                        pods = watch(Api::all(client.clone()));
+                    }
+                }
                 Some(event) = nodes.next() => self.node_event(event, &mut node_list),
                 Some(event) = pods.next() => self.pod_event(event, &mut pod_list),
                 _ = look.tick() => self.look(),
             }
         }
+    }
+
+    /// Takes a pool's document; whether the nodes are to be looked at again.
+    fn pool_event(&mut self, event: watcher::Result<Event<DynamicObject>>) -> bool {
+        match event {
+            Ok(Event::Init) => {
+                self.pools.clear();
+                return false;
+            }
+            Ok(Event::InitApply(pool)) => {
+                self.pools.extend(object::profile(&pool).map(|p| (p.pool.clone(), p)));
+                return false;
+            }
+            Ok(Event::InitDone) => {}
+            Ok(Event::Apply(pool)) => self.pools.extend(object::profile(&pool).map(|p| (p.pool.clone(), p))),
+            Ok(Event::Delete(pool)) => {
+                self.pools.remove(pool.metadata.name.as_deref().unwrap_or_default());
+            }
+            // The watch begins again by itself, after a pause.
+            Err(_) => return false,
+        }
+        let profiles = match self.pools.is_empty() {
+            true => vec![Profile::nvidia(DEFAULT_POOL)],
+            false => self.pools.values().cloned().collect(),
+        };
+        if self.books.profiles() == profiles {
+            return false;
+        }
+        self.books.set_profiles(profiles);
+        true
     }
 
     pub(crate) fn say(&self, observations: Vec<Observation>) {
@@ -183,8 +228,9 @@ impl Body {
                 self.adopt(key);
                 continue;
             }
-            let share = Share { key, workers, node: node.clone(), slots: slots.iter().collect(), grace: GRACE };
-            pods.push(share);
+            let slots: Vec<u32> = slots.iter().collect();
+            let node_gpus = self.books.gpus_of(node);
+            pods.push(Share { key, workers, node: node.clone(), slots, node_gpus, grace: GRACE });
         }
         self.workers.settled(record.id, attempt);
         if pods.is_empty() {

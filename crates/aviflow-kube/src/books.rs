@@ -45,6 +45,11 @@ impl Books {
         Books { profiles, ..Books::default() }
     }
 
+    /// Other pools from now on. What nodes are follows when they are seen again.
+    pub fn set_profiles(&mut self, profiles: Vec<Profile>) {
+        self.profiles = profiles;
+    }
+
     /// The pools.
     #[must_use]
     pub fn profiles(&self) -> &[Profile] {
@@ -56,6 +61,12 @@ impl Books {
     pub fn profile_of(&self, node: &str) -> Option<&Profile> {
         let pool = &self.nodes.get(node)?.pool;
         self.profiles.iter().find(|p| p.pool == *pool)
+    }
+
+    /// All GPUs of a node that is there.
+    #[must_use]
+    pub fn gpus_of(&self, node: &str) -> u32 {
+        self.nodes.get(node).map_or(0, |n| n.capacity)
     }
 
     /// Whether the node is there and its kubelet heard of.
@@ -111,7 +122,7 @@ impl Books {
             || labels.get(names::MANAGED_BY).map(String::as_str) == Some(names::AVIFLOW);
         let facts = pod.spec.as_ref().and_then(|s| s.node_name.clone()).filter(|_| !is_over(pod)).and_then(|node| {
             let profile = self.nodes.get(&node).and_then(|n| self.profiles.iter().find(|p| p.pool == n.pool));
-            let resource = profile.or(self.profiles.first()).map(|p| p.gpu_resource.as_str())?;
+            let resource = profile.or(self.profiles.first()).map(|p| p.kubernetes.gpu_resource.as_str())?;
             let gpus = gpus(pod, resource);
             (gpus > 0).then_some(PodFacts { node, gpus, ours: mine })
         });

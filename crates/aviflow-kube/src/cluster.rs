@@ -8,7 +8,6 @@ use crate::body::Body;
 use crate::books::Books;
 use crate::depot::{self, Objects};
 use crate::pod;
-use crate::profile::Profile;
 use crate::site::{PodRef, Pods};
 use aviflow_core::time::Span;
 use aviflow_engine::ports::{Cluster, Observation, Stamped};
@@ -28,8 +27,6 @@ pub const REQUESTS: usize = 64;
 pub struct KubeConfig {
     /// The apiserver.
     pub client: Client,
-    /// The pools.
-    pub profiles: Vec<Profile>,
     /// What holds for all pods.
     pub site: pod::Site,
     /// Time for which a worker of a gang must be silent on a silent node before it is written off. By then its
@@ -87,10 +84,11 @@ impl KubeCluster {
         let objects = config.objects.clone();
         let body = Body {
             workers: workers.clone(),
-            books: Books::new(config.profiles.clone()),
+            books: Books::new(Vec::new()),
             requests: Arc::new(Semaphore::new(REQUESTS)),
             messages: orders.clone(),
             namespaces: Arc::default(),
+            pools: BTreeMap::new(),
             listed: false,
             unseen: BTreeMap::new(),
             config,

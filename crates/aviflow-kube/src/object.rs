@@ -1,6 +1,8 @@
 //! The TrainingJob object: the intent of a job, and a mirror of its state.
 
 use crate::names;
+use crate::profile::Profile;
+use aviflow_api::admin::kubernetes::KubernetesSpec;
 use aviflow_api::spec::{JobSpec, Provenance};
 use aviflow_engine::ports::JobRecord;
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
@@ -11,6 +13,22 @@ use serde_json::{Map, Value, json};
 pub fn resource() -> ApiResource {
     let kind = GroupVersionKind::gvk(names::GROUP, names::VERSION, "TrainingJob");
     ApiResource::from_gvk_with_plural(&kind, "trainingjobs")
+}
+
+/// Where Pools are.
+#[must_use]
+pub fn pools() -> ApiResource {
+    ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(names::GROUP, names::VERSION, "Pool"), "pools")
+}
+
+/// How a pool appears in the cluster, by its object; none where its document cannot be read.
+#[must_use]
+pub fn profile(pool: &DynamicObject) -> Option<Profile> {
+    let kubernetes = match pool.data.pointer("/spec/kubernetes") {
+        Some(part) => serde_json::from_value(part.clone()).ok()?,
+        None => KubernetesSpec::default(),
+    };
+    Some(Profile { pool: pool.metadata.name.clone()?, kubernetes })
 }
 
 /// The document of an object.

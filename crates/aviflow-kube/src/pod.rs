@@ -7,7 +7,7 @@
 
 use crate::fate::{MAIN, PREPARE};
 use crate::names;
-use crate::profile::{Profile, Storage};
+use crate::profile::Profile;
 use aviflow_agent::protocol::{Endpoint, WorkerSpec};
 use aviflow_api::quantity::{Quantity, QuantityError};
 use aviflow_api::spec::{JobSpec, Processes, Provenance};
@@ -59,6 +59,8 @@ pub struct Share {
     pub node: String,
     /// Its GPUs there.
     pub slots: Vec<u32>,
+    /// All GPUs of the node.
+    pub node_gpus: u32,
     /// The grace of the job.
     pub grace: Span,
 }
@@ -74,17 +76,22 @@ pub fn pod(record: &JobRecord, share: &Share, profile: &Profile, site: &Site, ow
     let worker = worker_spec(record, share, profile, site)?;
     let (volumes, mounts) = volumes(record, profile)?;
     let gpus = share.slots.len();
+    let fabric = &profile.kubernetes.fabric;
     let mut resources: Map<String, Value> = Map::new();
-    resources.insert(profile.gpu_resource.clone(), json!(gpus.to_string()));
-    for (name, count) in &profile.resources {
-        resources.insert(name.clone(), json!(count));
+    resources.insert(profile.kubernetes.gpu_resource.clone(), json!(gpus.to_string()));
+    if gpus as u32 == share.node_gpus {
+        for (name, count) in &fabric.rdma_resources {
+            resources.insert(name.clone(), json!(count.to_string()));
+        }
     }
     let asked = spec.resources.clone().unwrap_or_default();
+    let cpus = asked.cpu_per_gpu.or(profile.kubernetes.cpu_per_gpu.map(f64::from));
+    let memory = asked.memory_per_gpu.as_ref().or(profile.kubernetes.memory_per_gpu.as_ref());
     let mut requests = resources.clone();
-    if let Some(cpus) = asked.cpu_per_gpu {
+    if let Some(cpus) = cpus {
         requests.insert("cpu".into(), json!(format!("{}m", (cpus * gpus as f64 * 1000.0).ceil())));
     }
-    if let Some(memory) = &asked.memory_per_gpu {
+    if let Some(memory) = memory {
         let bytes: Quantity = memory.parse().map_err(|e: QuantityError| format!("resources.memoryPerGpu: {e}"))?;
         let memory = json!(bytes.0.saturating_mul(gpus as u64).to_string());
         requests.insert("memory".into(), memory.clone());
@@ -109,8 +116,8 @@ pub fn pod(record: &JobRecord, share: &Share, profile: &Profile, site: &Site, ow
     // The kubelet's patience: the grace, what the agent takes to end what did not, and to ship its log.
     let patience = (share.grace.0 / 1000).max(1) + 30;
     let mut capabilities = json!({"drop": ["ALL"]});
-    if !profile.capabilities.is_empty() {
-        capabilities["add"] = json!(profile.capabilities);
+    if !fabric.capabilities.is_empty() {
+        capabilities["add"] = json!(fabric.capabilities);
     }
     let security = json!({"allowPrivilegeEscalation": false, "capabilities": capabilities});
     let mut pod = json!({
@@ -118,7 +125,7 @@ pub fn pod(record: &JobRecord, share: &Share, profile: &Profile, site: &Site, ow
             "name": names::pod(&record.key.name, key.attempt, key.worker),
             "namespace": record.key.namespace,
             "labels": names::labels(key, &record.key.name),
-            "annotations": profile.annotations,
+            "annotations": fabric.annotations,
             "ownerReferences": [{
                 "apiVersion": format!("{}/{}", names::GROUP, names::VERSION),
                 "kind": "TrainingJob",
@@ -141,7 +148,7 @@ pub fn pod(record: &JobRecord, share: &Share, profile: &Profile, site: &Site, ow
                 ]}],
             }}},
             "tolerations": tolerations(profile),
-            "imagePullSecrets": profile.pull_secrets.iter().map(|name| json!({"name": name})).collect::<Vec<_>>(),
+            "imagePullSecrets": profile.kubernetes.image_pull_secrets.iter().map(|name| json!({"name": name})).collect::<Vec<_>>(),
             "initContainers": [{
                 "name": PREPARE,
                 "image": site.image,
@@ -167,13 +174,13 @@ pub fn pod(record: &JobRecord, share: &Share, profile: &Profile, site: &Site, ow
             "volumes": volumes,
         },
     });
-    if let Some(class) = &profile.priority_class {
+    if let Some(class) = &profile.kubernetes.priority_class {
         pod["spec"]["priorityClassName"] = json!(class);
     }
-    if let Some(class) = &profile.runtime_class {
+    if let Some(class) = &profile.kubernetes.runtime_class {
         pod["spec"]["runtimeClassName"] = json!(class);
     }
-    if profile.host_network {
+    if fabric.host_network {
         pod["spec"]["hostNetwork"] = json!(true);
         pod["spec"]["dnsPolicy"] = json!("ClusterFirstWithHostNet");
     }
@@ -210,7 +217,7 @@ fn image(record: &JobRecord) -> Result<String, String> {
 
 /// The pool's tolerations; and those by which only Aviflow decides when a worker on a silent node is given up.
 fn tolerations(profile: &Profile) -> Vec<Value> {
-    let mut all: Vec<Value> = profile.tolerations.iter().map(|t| json!(t)).collect();
+    let mut all: Vec<Value> = profile.kubernetes.tolerations.iter().map(|t| json!(t)).collect();
     all.push(json!({"key": names::KEEP_TAINT, "operator": "Exists"}));
     for key in ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"] {
         all.push(json!({"key": key, "operator": "Exists", "effect": "NoExecute"}));
@@ -227,7 +234,7 @@ fn worker_spec(record: &JobRecord, share: &Share, profile: &Profile, site: &Site
     let per_gpu = spec.processes == Processes::PerGpu;
     let ranks = if per_gpu { spec.gpus_per_node.max(1) } else { 1 };
     let mut env = BTreeMap::from([("PYTHONUNBUFFERED".to_owned(), "1".to_owned())]);
-    env.extend(profile.env.clone());
+    env.extend(profile.kubernetes.fabric.env.clone());
     env.extend(record.provenance.environment.as_ref().map(|e| e.env.clone()).unwrap_or_default());
     env.extend(spec.env.clone());
     if let Some(checkpoint) = &spec.checkpoint {
@@ -302,14 +309,15 @@ fn volumes(record: &JobRecord, profile: &Profile) -> Result<(Vec<Value>, Vec<Val
     let kept: Vec<&String> = spec.checkpoint.iter().map(|c| &c.path).chain(&spec.outputs).collect();
     if !kept.is_empty() {
         let below = format!("jobs/{}/volumes", record.id.0);
-        match &profile.storage {
-            Some(Storage::Claim(claim)) => {
+        let storage = profile.kubernetes.storage.clone().unwrap_or_default();
+        match (storage.claim, storage.host_path) {
+            (Some(claim), _) => {
                 volumes.push(json!({"name": "kept", "persistentVolumeClaim": {"claimName": claim}}));
             }
-            Some(Storage::HostPath(path)) => {
+            (None, Some(path)) => {
                 volumes.push(json!({"name": "kept", "hostPath": {"path": path, "type": "DirectoryOrCreate"}}));
             }
-            None => {
+            (None, None) => {
                 return Err(format!(
                     "pool {} has no storage, and the job keeps {}; name a claim in the pool's `kubernetes.storage`",
                     profile.pool, kept[0]
@@ -340,8 +348,8 @@ fn volumes(record: &JobRecord, profile: &Profile) -> Result<(Vec<Value>, Vec<Val
                     path == prefix || path.starts_with(&format!("{prefix}/"))
                 };
                 let leads_up = path.split('/').any(|part| part == "..");
-                if leads_up || !profile.host_paths.iter().any(below) {
-                    let may = match profile.host_paths.as_slice() {
+                if leads_up || !profile.kubernetes.host_paths.iter().any(below) {
+                    let may = match profile.kubernetes.host_paths.as_slice() {
                         [] => "none".to_owned(),
                         paths => paths.join(", "),
                     };

@@ -1,100 +1,44 @@
 //! What a pool's document says of Kubernetes, and what a node says of itself.
 
-use k8s_openapi::api::core::v1::Node;
+use aviflow_api::admin::kubernetes::{KubernetesSpec, Toleration, TolerationOperator};
+use k8s_openapi::api::core::v1::{Node, Taint};
 use std::collections::BTreeMap;
 
 /// How a pool appears in a cluster.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Profile {
     /// The pool.
     pub pool: String,
-    /// Labels that all of its nodes have.
-    pub node_selector: BTreeMap<String, String>,
-    /// The extended resource that GPUs are, such as `nvidia.com/gpu`.
-    pub gpu_resource: String,
-    /// The label whose value says what GPUs a node has.
-    pub gpu_label: String,
-    /// Accelerator types by the values of that label that mean them. A value that is none of these is its own type.
-    pub gpu_types: BTreeMap<String, Vec<String>>,
-    /// Labels whose values are a node's domains, smallest first.
-    pub topology_keys: Vec<String>,
-    /// Other resources of each pod, such as RDMA devices.
-    pub resources: BTreeMap<String, String>,
-    /// Annotations of each pod, such as networks to attach.
-    pub annotations: BTreeMap<String, String>,
-    /// Variables of each rank, such as NCCL settings; what a job says wins.
-    pub env: BTreeMap<String, String>,
-    /// Whether pods share the node's network.
-    pub host_network: bool,
-    /// Capabilities of the container, such as `IPC_LOCK`.
-    pub capabilities: Vec<String>,
-    /// The runtime class.
-    pub runtime_class: Option<String>,
-    /// Tolerations, as Kubernetes writes them.
-    pub tolerations: Vec<k8s_openapi::api::core::v1::Toleration>,
-    /// The priority class of job pods.
-    pub priority_class: Option<String>,
-    /// Where jobs keep checkpoints and outputs.
-    pub storage: Option<Storage>,
-    /// Host paths below which `data` may lie.
-    pub host_paths: Vec<String>,
-    /// Secrets for pulling images.
-    pub pull_secrets: Vec<String>,
-}
-
-/// A file system that all nodes share.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Storage {
-    /// A claim in the job's namespace.
-    Claim(String),
-    /// A path of every node.
-    HostPath(String),
+    /// What its document says.
+    pub kubernetes: KubernetesSpec,
 }
 
 impl Profile {
     /// A pool of all nodes that have `nvidia.com/gpu`.
     #[must_use]
     pub fn nvidia(pool: &str) -> Profile {
-        Profile {
-            pool: pool.to_owned(),
-            node_selector: BTreeMap::new(),
-            gpu_resource: "nvidia.com/gpu".to_owned(),
-            gpu_label: "nvidia.com/gpu.product".to_owned(),
-            gpu_types: BTreeMap::new(),
-            topology_keys: Vec::new(),
-            resources: BTreeMap::new(),
-            annotations: BTreeMap::new(),
-            env: BTreeMap::new(),
-            host_network: false,
-            capabilities: Vec::new(),
-            runtime_class: None,
-            tolerations: Vec::new(),
-            priority_class: None,
-            storage: None,
-            host_paths: Vec::new(),
-            pull_secrets: Vec::new(),
-        }
+        Profile { pool: pool.to_owned(), kubernetes: KubernetesSpec::default() }
     }
 
     /// Whether a node belongs to the pool.
     #[must_use]
     pub fn has(&self, labels: &BTreeMap<String, String>) -> bool {
-        self.node_selector.iter().all(|(key, value)| labels.get(key) == Some(value))
+        self.kubernetes.node_selector.iter().all(|(key, value)| labels.get(key) == Some(value))
     }
 
     /// The accelerator type of a node with these labels: what the pool calls it, else what the label says, else
     /// the resource's name.
     #[must_use]
     pub fn gpu_type(&self, labels: &BTreeMap<String, String>) -> String {
-        let Some(value) = labels.get(&self.gpu_label) else { return self.gpu_resource.clone() };
-        let named = self.gpu_types.iter().find(|(_, values)| values.contains(value));
-        named.map_or_else(|| value.clone(), |(name, _)| name.clone())
+        let value = labels.get(&self.kubernetes.gpu_type_label).unwrap_or(&self.kubernetes.gpu_resource);
+        self.kubernetes.gpu_type(value).to_owned()
     }
 
     /// The domains of a node with these labels, smallest first; empty unless it has all of the labels.
     #[must_use]
     pub fn path(&self, labels: &BTreeMap<String, String>) -> Vec<String> {
-        let path: Option<Vec<String>> = self.topology_keys.iter().map(|key| labels.get(key).cloned()).collect();
+        let keys = &self.kubernetes.topology_keys;
+        let path: Option<Vec<String>> = keys.iter().map(|key| labels.get(key).cloned()).collect();
         path.unwrap_or_default()
     }
 }
@@ -130,7 +74,7 @@ impl NodeFacts {
         let profile = profiles.iter().find(|p| p.has(labels))?;
         let status = node.status.as_ref()?;
         let count = |of: Option<&BTreeMap<String, k8s_openapi::apimachinery::pkg::api::resource::Quantity>>| {
-            let quantity = of?.get(&profile.gpu_resource)?;
+            let quantity = of?.get(&profile.kubernetes.gpu_resource)?;
             quantity.0.parse::<u32>().ok()
         };
         let capacity = count(status.capacity.as_ref()).unwrap_or(0).min(64);
@@ -159,11 +103,11 @@ fn closed(node: &Node, profile: &Profile) -> Option<String> {
     if spec.unschedulable == Some(true) {
         return Some("cordoned in Kubernetes (`kubectl uncordon` opens it)".to_owned());
     }
-    let bars = |taint: &&k8s_openapi::api::core::v1::Taint| {
+    let bars = |taint: &&Taint| {
         taint.effect != "PreferNoSchedule"
             && taint.key != crate::names::KEEP_TAINT
             && !CONDITIONS.contains(&taint.key.as_str())
-            && !profile.tolerations.iter().any(|t| tolerates(t, taint))
+            && !profile.kubernetes.tolerations.iter().any(|t| tolerates(t, taint))
     };
     let taint = spec.taints.iter().flatten().find(bars)?;
     let value = taint.value.as_deref().map_or(String::new(), |v| format!("={v}"));
@@ -171,12 +115,12 @@ fn closed(node: &Node, profile: &Profile) -> Option<String> {
 }
 
 /// Kubernetes' own rule (`ToleratesTaint`).
-fn tolerates(toleration: &k8s_openapi::api::core::v1::Toleration, taint: &k8s_openapi::api::core::v1::Taint) -> bool {
-    let effect = toleration.effect.as_deref().is_none_or(|e| e.is_empty() || e == taint.effect);
-    let key = toleration.key.as_deref().is_none_or(|k| k.is_empty() || k == taint.key);
-    let value = match toleration.operator.as_deref().unwrap_or("Equal") {
-        "Exists" => true,
-        _ => toleration.value.as_deref().unwrap_or("") == taint.value.as_deref().unwrap_or(""),
+fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
+    let effect = toleration.effect.is_none_or(|e| format!("{e:?}") == taint.effect);
+    let key = toleration.key.as_deref().is_none_or(|k| k == taint.key);
+    let value = match toleration.operator {
+        TolerationOperator::Exists => true,
+        TolerationOperator::Equal => toleration.value.as_deref().unwrap_or("") == taint.value.as_deref().unwrap_or(""),
     };
     effect && key && value
 }
@@ -200,11 +144,11 @@ mod tests {
     }
 
     fn h100() -> Profile {
-        Profile {
-            gpu_types: [("H100".to_owned(), vec!["NVIDIA-H100-80GB-HBM3".to_owned()])].into(),
-            topology_keys: vec!["fabric.topograph.run/tier-0".into(), "fabric.topograph.run/tier-1".into()],
-            ..Profile::nvidia("main")
-        }
+        let mut profile = Profile::nvidia("main");
+        profile.kubernetes.gpu_types = [("H100".to_owned(), vec!["NVIDIA-H100-80GB-HBM3".to_owned()])].into();
+        profile.kubernetes.topology_keys =
+            vec!["fabric.topograph.run/tier-0".into(), "fabric.topograph.run/tier-1".into()];
+        profile
     }
 
     fn status(allocatable: &str, ready: &str) -> Value {
@@ -235,7 +179,8 @@ mod tests {
         let unknown = NodeFacts::of(&node(json!({}), status("8", "Unknown")), &[Profile::nvidia("all")]);
         let unknown = unknown.expect("facts");
         assert!(!unknown.ready && unknown.gpu_type == "NVIDIA-H100-80GB-HBM3" && unknown.path.is_empty());
-        let elsewhere = Profile { node_selector: [("a".to_owned(), "b".to_owned())].into(), ..h100() };
+        let mut elsewhere = h100();
+        elsewhere.kubernetes.node_selector = [("a".to_owned(), "b".to_owned())].into();
         assert_eq!(NodeFacts::of(&node(json!({}), status("8", "True")), &[elsewhere]), None);
     }
 
@@ -244,7 +189,8 @@ mod tests {
         #[track_caller]
         fn check(spec: Value, expected: Option<&str>) {
             let toleration = serde_json::from_value(json!({"key": "nvidia.com/gpu", "operator": "Exists"}));
-            let profile = Profile { tolerations: vec![toleration.expect("a toleration")], ..h100() };
+            let mut profile = h100();
+            profile.kubernetes.tolerations = vec![toleration.expect("a toleration")];
             let facts = NodeFacts::of(&node(spec, status("8", "True")), &[profile]).expect("facts");
             assert_eq!(facts.closed.as_deref().map(|c| c.split(';').next().unwrap_or(c)), expected);
         }

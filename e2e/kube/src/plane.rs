@@ -26,7 +26,8 @@ pub struct Plane {
 
 /// A program that was built before these tests, by the variable that names it.
 fn program(variable: &str) -> Result<PathBuf> {
-    let path = std::env::var_os(variable).with_context(|| format!("{variable} is not set: run `cargo xtask test kube`"))?;
+    let path =
+        std::env::var_os(variable).with_context(|| format!("{variable} is not set: run `cargo xtask test kube`"))?;
     Ok(PathBuf::from(path))
 }
 
@@ -44,7 +45,8 @@ impl Plane {
         let stripped = folder.join("aviflow");
         let strip = Command::new("strip").arg("-o").arg(&stripped).arg(program("AVIFLOW_BIN")?).status()?;
         ensure!(strip.success(), "`strip` failed; it is part of binutils");
-        let files = [file("/usr/bin/aviflow", &stripped)?, file("/usr/bin/aviflow-agent", &program("AVIFLOW_AGENT_BIN")?)?];
+        let files =
+            [file("/usr/bin/aviflow", &stripped)?, file("/usr/bin/aviflow-agent", &program("AVIFLOW_AGENT_BIN")?)?];
         let archive = folder.join("aviflow.tar");
         let layer = images::debian(&["python3-minimal", "libpython3-stdlib"])?;
         Image::scratch().layer(layer).files(&files)?.env(&["PATH=/usr/bin:/bin"]).write(IMAGE, &archive)?;
@@ -108,7 +110,8 @@ impl Plane {
                 bail!("it ended ({status}): {}", fs::read_to_string(&log)?);
             }
             let text = fs::read_to_string(&ready).unwrap_or_default();
-            let ours = serde_json::from_str::<Value>(&text).is_ok_and(|v| v["pid"].as_u64() == Some(u64::from(child.id())));
+            let ours =
+                serde_json::from_str::<Value>(&text).is_ok_and(|v| v["pid"].as_u64() == Some(u64::from(child.id())));
             Ok(ours.then_some(()))
         })?;
         self.process = Some(child);

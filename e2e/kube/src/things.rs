@@ -59,7 +59,8 @@ impl Phase for Cluster {
     }
 
     fn pods(&self) -> Result<Vec<Value>> {
-        let list = self.get("/api/v1/namespaces/default/pods?labelSelector=app.kubernetes.io%2Fmanaged-by%3Daviflow")?;
+        let list =
+            self.get("/api/v1/namespaces/default/pods?labelSelector=app.kubernetes.io%2Fmanaged-by%3Daviflow")?;
         Ok(list["items"].as_array().cloned().unwrap_or_default())
     }
 }

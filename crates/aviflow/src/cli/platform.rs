@@ -233,10 +233,6 @@ pub struct KubeArgs {
     #[arg(long, env = "AVIFLOW_IMAGE", value_name = "IMAGE", requires = "kube")]
     pub image: Option<String>,
 
-    /// How pools appear in the cluster, as YAML [default: one pool `main` of all nodes with nvidia.com/gpu]
-    #[arg(long, env = "AVIFLOW_PROFILES", value_name = "FILE", requires = "kube")]
-    pub profiles: Option<PathBuf>,
-
     /// Where the job volumes of the pools are mounted here, for `aviflow cp`
     #[arg(long, env = "AVIFLOW_VOLUMES", value_name = "FOLDER", requires = "kube")]
     pub volumes: Option<PathBuf>,

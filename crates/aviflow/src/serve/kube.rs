@@ -13,7 +13,6 @@ use aviflow_engine::telemetry::StreamKey;
 use aviflow_kube::depot::Objects;
 use aviflow_kube::mirror::{self, Mirror};
 use aviflow_kube::pod::Site;
-use aviflow_kube::profile::Profile;
 use aviflow_kube::{Client, KubeCluster, KubeConfig, KubeHandle, Listeners};
 use aviflow_link::Durable;
 use aviflow_server::{Applied, Applies, Body, BodyAgent, ExecRefusal, ExecTarget};
@@ -74,7 +73,7 @@ pub fn ground(
         log_buffer: LOG_BUFFER,
     };
     note(&format!("the pool is a cluster of Kubernetes {}; agents reach this at {}", version.git_version, site.agents));
-    let config = KubeConfig { client: client.clone(), profiles: profiles(args)?, site, write_off: WRITE_OFF, objects };
+    let config = KubeConfig { client: client.clone(), site, write_off: WRITE_OFF, objects };
     let cluster = KubeCluster::start(config, listeners, telemetry, report, runtime.handle());
     let handle = cluster.handle();
     let volumes = args.volumes.clone().unwrap_or_else(|| home.join("volumes"));

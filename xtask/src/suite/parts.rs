@@ -3,7 +3,7 @@
 use super::Outcome;
 use super::count::Count;
 use crate::control::{self, Control, Profile};
-use crate::proc::{Ran, cargo, command, must, target, tee, tee_unless_silent, which};
+use crate::proc::{Ran, capture, cargo, command, must, target, tee, tee_unless_silent, which};
 use crate::{docs, setup};
 use anyhow::{Context as _, Result, bail};
 use std::path::{Path, PathBuf};
@@ -169,7 +169,7 @@ pub fn demo() -> Result<Outcome> {
 }
 
 /// The packages with tests on real clusters, which are marked as ignored.
-const ON_CLUSTERS: [&str; 1] = ["aviflow-testcluster"];
+const ON_CLUSTERS: [&str; 2] = ["aviflow-testcluster", "aviflow-e2e-kube"];
 
 /// The tests on real clusters, one after the other.
 pub fn kube() -> Result<Outcome> {
@@ -182,9 +182,23 @@ pub fn kube() -> Result<Outcome> {
         bail!("the programs of a cluster could not be built");
     }
     let mut tests = cargo();
+    tests.env("AVIFLOW_BIN", control::build(Profile::Dev)?).env("AVIFLOW_AGENT_BIN", static_agent()?);
     tests.args(["test", "--locked", "--no-fail-fast"]);
     tests.args(ON_CLUSTERS.iter().flat_map(|package| ["--package", package]));
     counted(tests.args(["--", "--ignored"]))
+}
+
+/// The agent as it is copied into containers: without libraries of its own, so that it runs in any image.
+fn static_agent() -> Result<PathBuf> {
+    let host = capture(command("rustc").arg("-vV"))?;
+    let host = host.lines().find_map(|line| line.strip_prefix("host: ")).context("rustc names no host")?;
+    // A target that is named keeps the flags from programs that the build itself runs.
+    must(
+        cargo()
+            .args(["build", "--quiet", "--locked", "--package", "aviflow-agent", "--target", host])
+            .env("RUSTFLAGS", "-C target-feature=+crt-static"),
+    )?;
+    Ok(target()?.join(host).join("debug/aviflow-agent"))
 }
 
 /// The commands in the documents do what the documents say.

@@ -5,7 +5,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 
 /// What each crate may depend on of this workspace: the arrows of the architecture.
-const ARROWS: [(&str, &[&str]); 13] = [
+const ARROWS: [(&str, &[&str]); 14] = [
     ("aviflow-core", &[]),
     ("aviflow-replay", &["aviflow-core"]),
     ("aviflow-agent", &[]),
@@ -35,6 +35,7 @@ const ARROWS: [(&str, &[&str]); 13] = [
     ("xtask", &[]),
     // Tests drive clusters with it; it knows Kubernetes and nothing of Aviflow.
     ("aviflow-testcluster", &[]),
+    ("aviflow-e2e-kube", &["aviflow-testcluster"]),
 ];
 
 /// All that the core may depend on.

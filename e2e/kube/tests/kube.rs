@@ -1,0 +1,58 @@
+//! The platform on a real cluster, end to end. Needs root: `cargo xtask test kube` runs it.
+//!
+//! The tests run one after the other on one cluster, which each leaves as it found it. They are marked as ignored,
+//! so that `cargo test --workspace` starts no cluster.
+
+mod scenarios;
+
+use aviflow_e2e_kube::Plane;
+use aviflow_testcluster::{Cluster, Options, images};
+use libtest_mimic::{Arguments, Failed, Trial};
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex};
+
+/// What most tests share. It starts with the first that needs it.
+pub struct World {
+    /// Before the cluster: it goes first.
+    pub plane: Plane,
+    /// The cluster.
+    pub cluster: Cluster,
+}
+
+type Shared = Arc<Mutex<Option<World>>>;
+
+fn main() -> ExitCode {
+    let mut arguments = Arguments::from_args();
+    arguments.test_threads = Some(1);
+    let shared = Shared::default();
+    let trials = scenarios::ALL.iter().map(|(name, test)| {
+        let shared = Arc::clone(&shared);
+        let test = *test;
+        Trial::test(*name, move || on_shared(&shared, test).map_err(|e| Failed::from(format!("{e:#}"))))
+            .with_ignored_flag(true)
+    });
+    let trials = trials.collect();
+    let conclusion = libtest_mimic::run(&arguments, trials);
+    if conclusion.has_failed()
+        && let Ok(shared) = shared.lock()
+        && let Some(world) = shared.as_ref()
+    {
+        eprintln!("the logs of the cluster are in {}", world.cluster.keep_logs().display());
+        eprintln!("the control plane said:\n{}", world.plane.log());
+    }
+    // Leaving by `exit` would drop nothing, and leave the cluster to the next start.
+    drop(shared);
+    conclusion.exit_code()
+}
+
+fn on_shared(shared: &Shared, test: scenarios::Test) -> anyhow::Result<()> {
+    let mut world = shared.lock().map_err(|_| anyhow::anyhow!("an earlier test panicked on this cluster"))?;
+    if world.is_none() {
+        let folder = tempfile::tempdir()?;
+        let images = vec![images::minimal_python()?, Plane::image(folder.path())?];
+        let cluster = Cluster::start(Options { images, ..Options::default() })?;
+        scenarios::install(&cluster)?;
+        *world = Some(World { plane: Plane::start(&cluster)?, cluster });
+    }
+    world.as_mut().map_or(Ok(()), test)
+}

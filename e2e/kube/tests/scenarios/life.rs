@@ -1,0 +1,105 @@
+//! Jobs from beginning to end.
+
+use crate::World;
+use anyhow::{Result, ensure};
+use aviflow_e2e_kube::{Phase as _, job};
+use aviflow_testcluster::until;
+use serde_json::json;
+use std::time::Duration;
+
+const LONGEST: Duration = Duration::from_secs(90);
+
+pub fn an_applied_job_runs_on_two_nodes(world: &mut World) -> Result<()> {
+    let script = "echo rank $NODE_RANK of $NNODES on $AVIFLOW_NODE, gpus $NVIDIA_VISIBLE_DEVICES";
+    world.cluster.apply(&job("two", 2, 8, script).to_string())?;
+    let object = world.cluster.phase("two", "Succeeded")?;
+    ensure!(object["status"]["attempt"] == 1, "{}", object["status"]);
+    let log = world.plane.ok(&["logs", "two"])?;
+    for rank in 0..2 {
+        ensure!(log.contains(&format!("rank {rank} of 2 on hgx")), "{log}");
+    }
+    ensure!(log.contains("on hgx0") && log.contains("on hgx1"), "{log}");
+    ensure!(log.matches("GPU-").count() == 16, "every rank sees its 8 GPUs: {log}");
+    until("its pods are removed", LONGEST, || Ok(world.cluster.pods()?.is_empty().then_some(())))?;
+    balanced(world)
+}
+
+pub fn a_failing_job_says_why(world: &mut World) -> Result<()> {
+    let mut failing = job("bad", 2, 1, "echo about to fail; [ $NODE_RANK = 0 ] || exit 3; sleep 600");
+    failing["spec"]["retry"] = json!({"failures": 1});
+    world.cluster.apply(&failing.to_string())?;
+    let object = until("it fails", LONGEST, || {
+        let object = world.cluster.object("bad")?;
+        Ok((object["status"]["phase"] == "Failed").then_some(object))
+    })?;
+    ensure!(object["status"]["attempt"] == 2, "one retry was allowed: {}", object["status"]);
+    let reason = object["status"]["reason"].as_str().unwrap_or_default();
+    ensure!(reason.contains("rank 1") && reason.contains('3'), "{reason}");
+    let shown = world.plane.ok(&["show", "bad"])?;
+    ensure!(shown.contains("about to fail"), "the last lines of the rank that failed: {shown}");
+    balanced(world)
+}
+
+pub fn a_gang_that_does_not_fit_makes_no_pod(world: &mut World) -> Result<()> {
+    let refused = job("three", 3, 8, "true");
+    world.cluster.apply(&refused.to_string())?;
+    let object = until("it is refused with a reason", LONGEST, || {
+        let object = world.cluster.object("three")?;
+        let reason = object["status"]["conditions"][0]["message"].as_str().unwrap_or_default().to_owned();
+        Ok((!reason.is_empty()).then_some(reason))
+    })?;
+    ensure!(object.contains("can never start"), "{object}");
+    world.cluster.apply(&job("holder", 1, 8, "sleep 600").to_string())?;
+    world.cluster.phase("holder", "Running")?;
+    world.cluster.apply(&job("waits", 2, 8, "true").to_string())?;
+    let reason = until("it waits with a reason", LONGEST, || {
+        let object = world.cluster.object("waits")?;
+        Ok(object["status"]["reason"].as_str().filter(|r| !r.is_empty()).map(str::to_owned))
+    })?;
+    ensure!(reason.contains('8'), "{reason}");
+    let pods = world.cluster.pods()?;
+    ensure!(pods.len() == 1, "only the holder has a pod: {pods:?}");
+    world.plane.ok(&["cancel", "holder"])?;
+    world.cluster.phase("waits", "Succeeded")?;
+    world.cluster.kubectl_ok(&["delete", "trainingjob", "three"])?;
+    balanced(world)
+}
+
+pub fn a_deleted_object_is_a_graceful_stop(world: &mut World) -> Result<()> {
+    let script = "trap 'echo saved; exit 0' TERM; echo ready; sleep 600 & wait";
+    world.cluster.apply(&job("gone", 1, 4, script).to_string())?;
+    world.cluster.phase("gone", "Running")?;
+    until("it is ready", LONGEST, || Ok(world.plane.ok(&["logs", "gone"])?.contains("ready").then_some(())))?;
+    // Comes back once the finalizer is gone.
+    world.cluster.kubectl_ok(&["delete", "trainingjob", "gone"])?;
+    let log = world.plane.ok(&["logs", "gone"])?;
+    ensure!(log.contains("saved"), "its ranks were asked to end: {log}");
+    let job = world.plane.json(&["show", "gone"])?;
+    ensure!(job["phase"] == "cancelled" || job["phase"] == "Cancelled", "{job}");
+    until("its pods are removed", LONGEST, || Ok(world.cluster.pods()?.is_empty().then_some(())))?;
+    balanced(world)
+}
+
+pub fn a_job_of_the_command_line_has_its_object(world: &mut World) -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    std::fs::write(folder.path().join("hello.py"), "print('from the snapshot')\n")?;
+    let document = "name: shipped\nimage: aviflow.test/python:1\ncode: .\nrun: python3 hello.py\n";
+    let file = folder.path().join("job.yaml");
+    std::fs::write(&file, document)?;
+    let said = world.plane.ok(&["run", &file.display().to_string()])?;
+    ensure!(said.contains("from the snapshot"), "{said}");
+    let object = world.cluster.phase("shipped", "Succeeded")?;
+    ensure!(object["spec"]["provenance"]["code"]["sha256"].is_string(), "{object}");
+    let job = world.plane.json(&["show", "shipped"])?;
+    ensure!(job["attemptHashes"].to_string().contains("true"), "the attempt ran what was submitted: {job}");
+    balanced(world)
+}
+
+/// The ledger sums to the capacity, to the millisecond.
+fn balanced(world: &mut World) -> Result<()> {
+    let usage = world.plane.json(&["usage", "--by", "state"])?;
+    let rows = usage["rows"].as_array().cloned().unwrap_or_default();
+    let sum: i64 = rows.iter().filter_map(|row| row["total"].as_i64()).sum();
+    ensure!(usage["capacity"].as_i64() == Some(sum) && sum > 0, "GPU-milliseconds are missing: {usage}");
+    Ok(())
+}

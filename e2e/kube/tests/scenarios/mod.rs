@@ -1,0 +1,25 @@
+//! What is tested.
+
+mod life;
+
+use crate::World;
+use anyhow::Result;
+use aviflow_testcluster::Cluster;
+
+/// A test on a cluster that others use after it.
+pub type Test = fn(&mut World) -> Result<()>;
+
+/// All of them, in this order: those that harm nodes come last.
+pub const ALL: &[(&str, Test)] = &[
+    ("an_applied_job_runs_on_two_nodes", life::an_applied_job_runs_on_two_nodes),
+    ("a_failing_job_says_why", life::a_failing_job_says_why),
+    ("a_gang_that_does_not_fit_makes_no_pod", life::a_gang_that_does_not_fit_makes_no_pod),
+    ("a_deleted_object_is_a_graceful_stop", life::a_deleted_object_is_a_graceful_stop),
+    ("a_job_of_the_command_line_has_its_object", life::a_job_of_the_command_line_has_its_object),
+];
+
+/// Installs what an administrator would.
+pub fn install(cluster: &Cluster) -> Result<()> {
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/aviflow.yaml");
+    cluster.apply(&std::fs::read_to_string(root)?)
+}

@@ -28,6 +28,7 @@ usage: cargo xtask TASK
   bench [--write]              measure; --write puts the figures into docs/performance.md
   bench plan [--write]         the same for the time that a plan takes, and how it grows
   bench replay [--write]       the same for traces of jobs, replayed through the plan
+  deploy                       write the definitions, and deploy/aviflow.yaml of the chart; needs helm
   picture                      run a session in a terminal and draw it: docs/images/demo.svg
 ";
 
@@ -71,6 +72,7 @@ fn run(args: &[String]) -> Result<u8> {
             [what, write] if what == "replay" && write == "--write" => bench::replay::run(true),
             other => bail!("unknown arguments {other:?}\n\n{USAGE}"),
         },
+        "deploy" => deploy(),
         "picture" => picture::run(),
         "help" | "--help" | "-h" => {
             print!("{USAGE}");
@@ -78,6 +80,14 @@ fn run(args: &[String]) -> Result<u8> {
         }
         other => bail!("unknown task `{other}`\n\n{USAGE}"),
     }
+}
+
+/// Writes what the tests of `deploy/` compare.
+fn deploy() -> Result<u8> {
+    let mut tests = proc::cargo();
+    tests.args(["test", "--package", "aviflow-api", "--test", "deploy", "--", "--include-ignored"]);
+    let status = tests.env("UPDATE_SCHEMA", "1").status().context("cargo")?;
+    Ok(u8::from(!status.success()))
 }
 
 /// The project's folder.

@@ -31,6 +31,7 @@ usage: cargo xtask TASK
   bench replay [--write]       the same for traces of jobs, replayed through the plan
   kube up|down|status          a real Kubernetes on this machine, with two nodes and 16 GPUs that are not there
   kube binaries                build the programs that it needs
+  deploy                       write the definitions, and deploy/aviflow.yaml of the chart; needs helm
   picture                      run a session in a terminal and draw it: docs/images/demo.svg
 ";
 
@@ -75,6 +76,7 @@ fn run(args: &[String]) -> Result<u8> {
             other => bail!("unknown arguments {other:?}\n\n{USAGE}"),
         },
         "kube" => kube::run(rest),
+        "deploy" => deploy(),
         "picture" => picture::run(),
         "help" | "--help" | "-h" => {
             print!("{USAGE}");
@@ -82,6 +84,14 @@ fn run(args: &[String]) -> Result<u8> {
         }
         other => bail!("unknown task `{other}`\n\n{USAGE}"),
     }
+}
+
+/// Writes what the tests of `deploy/` compare.
+fn deploy() -> Result<u8> {
+    let mut tests = proc::cargo();
+    tests.args(["test", "--package", "aviflow-api", "--test", "deploy", "--", "--include-ignored"]);
+    let status = tests.env("UPDATE_SCHEMA", "1").status().context("cargo")?;
+    Ok(u8::from(!status.success()))
 }
 
 /// The project's folder.

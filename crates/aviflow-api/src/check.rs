@@ -37,10 +37,13 @@ pub const RESERVED: [&str; 15] = [
     "TORCHELASTIC_ERROR_FILE",
 ];
 
+/// What variables begin with that the platform sets, and that nobody else may.
+pub const PREFIXES: [&str; 2] = ["PET_", "AVIFLOW_"];
+
 /// Whether a variable belongs to the platform.
 #[must_use]
 pub fn is_reserved(variable: &str) -> bool {
-    RESERVED.contains(&variable) || variable.starts_with("PET_") || variable.starts_with("AVIFLOW_")
+    RESERVED.contains(&variable) || PREFIXES.iter().any(|prefix| variable.starts_with(prefix))
 }
 
 /// Reports what cannot be together in a job whose parts are right.

@@ -5,6 +5,7 @@
 //! - [`file`]: a job's file, from text to that document, with every problem at once
 //! - [`admin`]: documents of administrators: queues, pools, the policy
 //! - [`environment`]: the description of an environment and its lock
+//! - [`crd`]: the kinds of Kubernetes, made from the same descriptions
 //! - [`identity`]: one hash over all that decides what a job runs
 //! - [`check`]: what cannot be together, and what a pool can never give
 //! - [`schema`]: the same file form as JSON Schema, for editors
@@ -15,6 +16,7 @@
 pub mod admin;
 pub mod check;
 pub mod convert;
+pub mod crd;
 pub mod diagnostic;
 pub mod duration;
 pub mod environment;

@@ -8,11 +8,12 @@
 
 use crate::api::{Refused, persist};
 use crate::names;
-use crate::object::{self, Condition};
+use crate::object::{self, condition};
 use crate::pod::Owner;
+use aviflow_api::crd::{ConditionType, EstimatedStart, LastCheckpoint, MOST_NODES, PhaseWord, TrainingJobStatus};
 use aviflow_api::spec::{JobSpec, ObjectRef, Provenance};
 use aviflow_core::explain;
-use aviflow_core::model::{Ending, Job, JobId, JobKey, Phase};
+use aviflow_core::model::{Ending, Estimate, Job, JobId, JobKey, Phase};
 use aviflow_core::time::Time;
 use aviflow_engine::driver::{Handle, View};
 use aviflow_engine::engine::Input;
@@ -22,12 +23,14 @@ use kube::api::{Patch, PatchParams, PostParams};
 use kube::core::DynamicObject;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::Semaphore;
 
+/// The queue of an object that names none.
+const DEFAULT_QUEUE: &str = "default";
 /// How often states are looked at, at most.
 const LOOK: Duration = Duration::from_millis(500);
 /// How often a status is written of which only the words for waiting changed.
@@ -69,7 +72,9 @@ struct Known {
     job: Option<JobId>,
     deleting: bool,
     /// The status as it is, or as it was written last.
-    status: Value,
+    status: TrainingJobStatus,
+    /// The generation of the spec.
+    generation: Option<i64>,
     written: Option<Instant>,
     /// When it was refused.
     refused: Option<Instant>,
@@ -159,8 +164,9 @@ impl Mirror {
 
     fn seen(&mut self, object: &DynamicObject) {
         let (Some(name), Some(uid)) = (name_of(object), object.metadata.uid.clone()) else { return };
-        let status = object.data.get("status").cloned().unwrap_or(Value::Null);
-        let job = object::made_for(object).or_else(|| status["jobId"].as_u64()).map(JobId);
+        let status = object.data.get("status").cloned().and_then(|s| serde_json::from_value(s).ok());
+        let status: TrainingJobStatus = status.unwrap_or_default();
+        let job = object::made_for(object).or(status.job_id).map(JobId);
         let deleting = object.metadata.deletion_timestamp.is_some();
         let before = self.objects.get(&name).filter(|k| k.uid == uid).cloned();
         let known = Known {
@@ -168,6 +174,7 @@ impl Mirror {
             job: job.or(before.as_ref().and_then(|k| k.job)),
             deleting,
             status,
+            generation: object.metadata.generation,
             written: before.as_ref().and_then(|k| k.written),
             refused: before.as_ref().and_then(|k| k.refused),
         };
@@ -272,32 +279,46 @@ impl Mirror {
                     }
                     return;
                 };
+                let before = known.status.clone();
+                let mut status = before.clone();
+                status.observed_generation = known.generation;
                 match answer {
                     Ok((job, key)) => {
                         known.job = Some(job);
                         known.refused = None;
                         self.by_job.insert(job, name.clone());
-                        let status = json!({"jobId": job.0, "jobName": key.name, "phase": "Queued"});
-                        known.status = status.clone();
-                        self.patch(&name, json!({"status": status}), true);
+                        status.job_id = Some(job.0);
+                        status.job_name = Some(key.name);
+                        status.phase = Some(PhaseWord::Queued);
                     }
                     Err(reason) => {
                         known.refused = Some(Instant::now());
-                        let mut status = Map::new();
-                        status.insert("phase".to_owned(), json!("Refused"));
-                        status.insert("reason".to_owned(), json!(reason));
-                        let accepted =
-                            Condition { kind: "Accepted", holds: false, reason: "Refused".to_owned(), message: reason };
-                        object::put_conditions(&mut status, Some(&known.status), &[accepted], &now());
-                        let status = Value::Object(status);
-                        if known.status != status {
-                            known.status = status.clone();
-                            self.patch(&name, json!({"status": status}), true);
-                        }
+                        let refused = condition(ConditionType::Accepted, false, "Refused", &reason, &now());
+                        status.conditions = object::conditions(&before.conditions, vec![refused]);
+                        status.reason = Some(reason);
                     }
                 }
+                self.write(&name, status);
             }
         }
+    }
+
+    /// Writes a status, if it is new.
+    fn write(&mut self, name: &Name, status: TrainingJobStatus) {
+        let Some(known) = self.objects.get_mut(name).filter(|k| k.status != status) else { return };
+        if self.busy.contains(name) {
+            return;
+        }
+        // What is not there any more must be said to be absent, in a merge.
+        let (mut patch, old) = (json!(status), json!(known.status));
+        if let (Some(old), Some(new)) = (old.as_object(), patch.as_object_mut()) {
+            for field in old.keys() {
+                new.entry(field.clone()).or_insert(Value::Null);
+            }
+        }
+        known.status = status;
+        known.written = Some(Instant::now());
+        self.patch(&name.clone(), json!({"status": patch}), true);
     }
 
     /// Looks again at objects that were refused: what was missing may be there.
@@ -334,7 +355,7 @@ impl Mirror {
         let live: BTreeMap<JobId, Seen> = live;
         for (id, seen) in &live {
             match self.by_job.get(id).cloned() {
-                Some(name) => self.show(&name, &seen.job, seen.reason.as_deref(), &seen.nodes, None),
+                Some(name) => self.show(&name, &seen.shown()),
                 None => self.make(seen),
             }
         }
@@ -346,13 +367,12 @@ impl Mirror {
                 self.end(&name);
                 continue;
             }
-            let phase = known.status["phase"].as_str();
-            if matches!(phase, Some("Succeeded" | "Failed" | "Cancelled")) {
+            if matches!(known.status.phase, Some(PhaseWord::Succeeded | PhaseWord::Failed | PhaseWord::Cancelled)) {
                 continue;
             }
             let jobs = self.jobs.clone();
             if let Ok(Some((job, at))) = tokio::task::spawn_blocking(move || jobs.ended(id)).await {
-                self.show(&name, &job, None, &[], at);
+                self.show(&name, &Shown { job: &job, reason: None, estimate: None, nodes: &[], ended: at });
             }
         }
     }
@@ -380,27 +400,24 @@ impl Mirror {
         });
     }
 
-    fn show(&mut self, name: &Name, job: &Job, reason: Option<&str>, nodes: &[String], ended: Option<Time>) {
-        let Some(known) = self.objects.get_mut(name) else { return };
-        let status = status_of(job, reason, nodes, ended, &known.status);
-        if status == known.status || self.busy.contains(name) {
-            return;
-        }
-        let words_only = known.status["phase"] == status["phase"] && known.status["attempt"] == status["attempt"];
+    fn show(&mut self, name: &Name, seen: &Shown<'_>) {
+        let Some(known) = self.objects.get(name) else { return };
+        let status = status_of(seen, known);
+        let words_only = known.status.phase == status.phase && known.status.attempt == status.attempt;
         if words_only && known.written.is_some_and(|at| at.elapsed() < WORDS) {
             return;
         }
-        // What is not there any more must be said to be absent, in a merge.
-        let mut patch = status.clone();
-        if let (Some(old), Some(new)) = (known.status.as_object(), patch.as_object_mut()) {
-            for field in old.keys() {
-                new.entry(field.clone()).or_insert(Value::Null);
-            }
-        }
-        known.status = status;
-        known.written = Some(Instant::now());
-        self.patch(&name.clone(), json!({"status": patch}), true);
+        self.write(name, status);
     }
+}
+
+/// What is shown of a job.
+struct Shown<'a> {
+    job: &'a Job,
+    reason: Option<&'a str>,
+    estimate: Option<&'a Estimate>,
+    nodes: &'a [String],
+    ended: Option<Time>,
 }
 
 /// A live job as the mirror needs it.
@@ -408,15 +425,25 @@ struct Seen {
     job: Job,
     record: Arc<JobRecord>,
     reason: Option<String>,
+    estimate: Option<Estimate>,
     nodes: Vec<String>,
+}
+
+impl Seen {
+    fn shown(&self) -> Shown<'_> {
+        let (reason, estimate) = (self.reason.as_deref(), self.estimate.as_ref());
+        Shown { job: &self.job, reason, estimate, nodes: &self.nodes, ended: None }
+    }
 }
 
 fn seen_of(view: &View<'_>, id: JobId) -> Seen {
     let job = view.snapshot.jobs[&id].clone();
     let name = |id: &aviflow_core::model::NodeId| view.snapshot.nodes.get(id).map(|n| n.name.clone());
     let nodes = job.phase.gang().into_iter().flat_map(|g| &g.workers).filter_map(|w| name(&w.node)).collect();
-    let reason = view.plan.verdict(id).map(|(constraint, _)| explain::constraint(constraint, view.now));
-    Seen { record: view.records[&id].clone(), reason, nodes, job }
+    let verdict = view.plan.verdict(id);
+    let reason = verdict.map(|(constraint, _)| explain::constraint(constraint, view.now));
+    let estimate = verdict.and_then(|(_, place)| place.estimate.clone());
+    Seen { record: view.records[&id].clone(), reason, estimate, nodes, job }
 }
 
 fn name_of(object: &DynamicObject) -> Option<Name> {
@@ -424,7 +451,7 @@ fn name_of(object: &DynamicObject) -> Option<Name> {
 }
 
 fn applied(namespace: &str, object: &DynamicObject) -> Result<Applied, String> {
-    let (spec, mut provenance) = object::document(object)?;
+    let (spec, mut provenance) = object::document(object, DEFAULT_QUEUE)?;
     let user = object::submitter(object).ok_or_else(|| {
         format!(
             "nobody stamped who submitted it (annotation {}); install Aviflow's admission policies and apply it again",
@@ -446,53 +473,46 @@ fn timestamp(at: Time) -> String {
 }
 
 /// The status of a job's object.
-fn status_of(job: &Job, reason: Option<&str>, nodes: &[String], ended: Option<Time>, before: &Value) -> Value {
-    let mut status = Map::new();
-    let mut put = |name: &str, value: Value| {
-        status.insert(name.to_owned(), value);
-    };
-    put("jobId", json!(job.id.0));
-    put("jobName", json!(job.key.name));
-    put("phase", json!(job.phase.name()));
-    put("queue", json!(job.request.queue));
-    put("attempt", json!(job.attempts));
-    put("submittedBy", json!(job.user));
-    put("submitted", json!(timestamp(job.submitted)));
-    if !nodes.is_empty() {
-        put("nodes", json!(nodes.iter().take(512).collect::<Vec<_>>()));
-    }
+fn status_of(shown: &Shown<'_>, known: &Known) -> TrainingJobStatus {
+    let Shown { job, reason, estimate, nodes, ended } = shown;
     let reason = reason.map(str::to_owned).or_else(|| match &job.phase {
         Phase::Failed(failure) => Some(explain::failure_short(failure)),
         Phase::Cancelled { by } => Some(format!("cancelled by {by}")),
         _ => None,
     });
-    if let Some(reason) = &reason {
-        put("reason", json!(reason));
-    }
-    if let Some(step) = job.best_step {
-        put("step", json!(step));
-    }
-    if let Some(checkpoint) = &job.checkpoint {
-        put("lastCheckpoint", json!({"step": checkpoint.step, "at": timestamp(checkpoint.at)}));
-    }
-    if let Some(at) = ended {
-        put("ended", json!(timestamp(at)));
-    }
-    let condition =
-        |kind, holds, reason: &str, message: String| Condition { kind, holds, reason: reason.to_owned(), message };
-    let said = reason.unwrap_or_default();
-    let phase = job.phase.name();
-    let running = matches!(job.phase, Phase::Running(_));
-    let mut conditions = vec![
-        condition("Accepted", true, "Accepted", String::new()),
-        condition("Running", running, phase, if running { String::new() } else { said.clone() }),
+    let said = reason.clone().unwrap_or_default();
+    let (now, word) = (now(), job.phase.name());
+    let end = ending(&job.phase);
+    let suspended = matches!(job.phase, Phase::Queued) && job.attempts > 0;
+    let conditions = [
+        (ConditionType::Accepted, true),
+        (ConditionType::Queued, matches!(job.phase, Phase::Queued)),
+        (ConditionType::Running, matches!(job.phase, Phase::Running(_))),
+        (ConditionType::Suspended, suspended || matches!(job.phase, Phase::Suspending(_))),
+        (ConditionType::Succeeded, end == Some(Ending::Succeeded)),
+        (ConditionType::Failed, end.is_some_and(|end| end != Ending::Succeeded)),
     ];
-    if let Some(end) = ending(&job.phase) {
-        conditions.push(condition("Complete", end == Ending::Succeeded, phase, said.clone()));
-        conditions.push(condition("Failed", end != Ending::Succeeded, phase, said));
+    let conditions =
+        conditions.map(|(kind, holds)| condition(kind, holds, word, if holds { said.as_str() } else { "" }, &now));
+    TrainingJobStatus {
+        observed_generation: known.generation,
+        phase: Some(PhaseWord::from(&job.phase)),
+        reason,
+        queue: Some(job.request.queue.clone()),
+        attempt: Some(job.attempts),
+        counters: None,
+        on: nodes.iter().take(MOST_NODES).cloned().collect(),
+        job_name: Some(job.key.name.clone()),
+        job_id: Some(job.id.0),
+        submitted_by: Some(job.user.clone()),
+        submitted: Some(timestamp(job.submitted)),
+        started: known.status.started.clone().or_else(|| Some(timestamp(job.phase.gang()?.up?))),
+        ended: ended.map(timestamp),
+        estimated_start: estimate.map(|e| EstimatedStart { p50: timestamp(e.p50), p90: Some(timestamp(e.p90)) }),
+        step: job.best_step,
+        last_checkpoint: job.checkpoint.as_ref().map(|c| LastCheckpoint { step: c.step, at: timestamp(c.at) }),
+        conditions: object::conditions(&known.status.conditions, conditions.into()),
     }
-    object::put_conditions(&mut status, Some(before), &conditions, &now());
-    Value::Object(status)
 }
 
 /// The object that owns the pods of a job; made where it is missing.
@@ -504,10 +524,9 @@ pub async fn ensure(client: &Client, record: &JobRecord) -> Result<Owner, String
         return Ok(Owner { name: name.clone(), uid: uid.clone() });
     }
     let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), &record.key.namespace, &object::resource());
-    let mut wanted = object::of_job(record);
     let plain = record.key.name.clone();
     for name in [plain.clone(), format!("{plain}-{}", record.id.0)] {
-        wanted.metadata.name = Some(name.clone());
+        let wanted = object::of_job(record, &name);
         let made = match persist(|| async { api.create(&PostParams::default(), &wanted).await }).await {
             Err(refused) if refused.is_conflict() => persist(|| async { api.get(&name).await }).await,
             other => other,

@@ -4,13 +4,8 @@ use aviflow_core::model::JobId;
 use aviflow_engine::telemetry::StreamKey;
 use std::collections::BTreeMap;
 
-/// The API group.
-pub const GROUP: &str = "aviflow.dev";
-/// The version of its objects.
-pub const VERSION: &str = "v1alpha1";
+pub use aviflow_api::crd::{GROUP, JOB_LABEL as JOB, JOB_SERVICE_ACCOUNT as JOB_ACCOUNT, SUBMITTER, VERSION};
 
-/// Label: the job's number.
-pub const JOB: &str = "aviflow.dev/job";
 /// Label: the attempt.
 pub const ATTEMPT: &str = "aviflow.dev/attempt";
 /// Label: the worker.
@@ -23,8 +18,6 @@ pub const PLACEHOLDER: &str = "aviflow.dev/placeholder";
 pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
 /// The value of [`MANAGED_BY`].
 pub const AVIFLOW: &str = "aviflow";
-/// Annotation of a TrainingJob: who submitted it, stamped at admission.
-pub const SUBMITTER: &str = "aviflow.dev/submitter";
 /// Annotation of a TrainingJob that was made for a job which came through the API: the job's number.
 pub const FOR_JOB: &str = "aviflow.dev/for-job";
 /// Finalizer of a TrainingJob: its deletion is a graceful stop.
@@ -33,8 +26,6 @@ pub const FINALIZER: &str = "aviflow.dev/stop";
 pub const KEEP_TAINT: &str = "aviflow.dev/keep";
 /// The audience of the tokens of job pods.
 pub const AUDIENCE: &str = "aviflow";
-/// The service account of job pods, which has no rights.
-pub const JOB_ACCOUNT: &str = "aviflow-job";
 
 /// The name of a worker's pod: `NAME-ATTEMPT-WORKER`.
 ///

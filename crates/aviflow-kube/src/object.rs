@@ -3,10 +3,11 @@
 use crate::names;
 use crate::profile::Profile;
 use aviflow_api::admin::kubernetes::KubernetesSpec;
+use aviflow_api::crd::{Condition, ConditionStatus, ConditionType, from_object, to_object};
 use aviflow_api::spec::{JobSpec, Provenance};
 use aviflow_engine::ports::JobRecord;
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
-use serde_json::{Map, Value, json};
+use serde_json::json;
 
 /// Where TrainingJobs are.
 #[must_use]
@@ -31,42 +32,27 @@ pub fn profile(pool: &DynamicObject) -> Option<Profile> {
     Some(Profile { pool: pool.metadata.name.clone()?, kubernetes })
 }
 
-/// The document of an object.
+/// The document of an object, with `queue` where it names none.
 ///
 /// # Errors
 /// With what is wrong, where the schema could not say it.
-pub fn document(object: &DynamicObject) -> Result<(JobSpec, Provenance), String> {
-    let name = object.metadata.name.clone().unwrap_or_default();
-    let mut spec = match object.data.get("spec") {
-        Some(Value::Object(spec)) => spec.clone(),
-        _ => return Err("the object has no spec".to_owned()),
-    };
-    let provenance = match spec.remove("provenance") {
-        Some(provenance) => {
-            serde_json::from_value(provenance).map_err(|e| format!("spec.provenance: {e}; leave it out"))?
-        }
-        None => Provenance::default(),
-    };
-    spec.insert("name".to_owned(), json!(name));
-    let spec: JobSpec = serde_json::from_value(Value::Object(spec)).map_err(|e| format!("spec: {e}"))?;
-    Ok((spec, provenance))
+pub fn document(object: &DynamicObject, queue: &str) -> Result<(JobSpec, Provenance), String> {
+    let whole = json!({"metadata": {"name": object.metadata.name}, "spec": object.data.get("spec")});
+    let (spec, provenance) = from_object(&whole, queue).map_err(|e| e.to_string())?;
+    Ok((spec, provenance.unwrap_or_default()))
 }
 
-/// The object of a job that came through the API.
+/// The object of a job that came through the API, under a name.
 #[must_use]
-pub fn of_job(record: &JobRecord) -> DynamicObject {
-    let mut spec = json!(record.spec);
-    if let Some(fields) = spec.as_object_mut() {
-        fields.remove("name");
-        fields.insert("provenance".to_owned(), json!(record.provenance));
-    }
-    let mut object = DynamicObject::new(&record.key.name, &resource()).within(&record.key.namespace);
+pub fn of_job(record: &JobRecord, name: &str) -> DynamicObject {
+    let whole = to_object(&record.key.namespace, name, &record.spec, &record.provenance);
+    let mut object = DynamicObject::new(name, &resource()).within(&record.key.namespace);
     object.metadata.annotations = Some(
         [(names::FOR_JOB.to_owned(), record.id.0.to_string()), (names::SUBMITTER.to_owned(), record.user.clone())]
             .into(),
     );
     object.metadata.finalizers = Some(vec![names::FINALIZER.to_owned()]);
-    object.data = json!({"spec": spec});
+    object.data = json!({"spec": whole["spec"]});
     object
 }
 
@@ -82,33 +68,28 @@ pub fn submitter(object: &DynamicObject) -> Option<&str> {
     object.metadata.annotations.as_ref()?.get(names::SUBMITTER).map(String::as_str)
 }
 
-/// A condition in the standard form.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Condition {
-    /// Its type.
-    pub kind: &'static str,
-    /// Whether it holds.
-    pub holds: bool,
-    /// One word for why.
-    pub reason: String,
-    /// A sentence.
-    pub message: String,
+/// Conditions as they are now: one that holds as before keeps the time since when.
+#[must_use]
+pub fn conditions(before: &[Condition], now: Vec<Condition>) -> Vec<Condition> {
+    let since = |c: &Condition| before.iter().find(|b| b.kind == c.kind && b.status == c.status);
+    let kept = |mut c: Condition| {
+        if let Some(before) = since(&c) {
+            c.last_transition_time.clone_from(&before.last_transition_time);
+        }
+        c
+    };
+    now.into_iter().map(kept).collect()
 }
 
-/// Puts conditions into a status: one that holds as before keeps the time since when.
-pub fn put_conditions(status: &mut Map<String, Value>, before: Option<&Value>, conditions: &[Condition], now: &str) {
-    let old = before.and_then(|s| s.get("conditions")).and_then(Value::as_array).cloned().unwrap_or_default();
-    let list = conditions.iter().map(|c| {
-        let was = old.iter().find(|o| o["type"] == c.kind);
-        let holds = if c.holds { "True" } else { "False" };
-        let since = was.filter(|o| o["status"] == holds).and_then(|o| o["lastTransitionTime"].as_str()).unwrap_or(now);
-        json!({
-            "type": c.kind,
-            "status": holds,
-            "reason": c.reason,
-            "message": c.message,
-            "lastTransitionTime": since,
-        })
-    });
-    status.insert("conditions".to_owned(), list.collect());
+/// A condition that holds, or not, since `now`.
+#[must_use]
+pub fn condition(kind: ConditionType, holds: bool, reason: &str, message: &str, now: &str) -> Condition {
+    Condition {
+        kind: format!("{kind:?}"),
+        status: if holds { ConditionStatus::True } else { ConditionStatus::False },
+        reason: reason.to_owned(),
+        message: message.to_owned(),
+        last_transition_time: now.to_owned(),
+        observed_generation: None,
+    }
 }

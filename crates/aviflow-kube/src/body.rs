@@ -4,6 +4,7 @@ use crate::api::persist;
 use crate::books::Books;
 use crate::cluster::{KubeConfig, Message};
 use crate::create::create_all;
+use crate::keep::Keeping;
 use crate::namespace::Namespaces;
 use crate::object;
 use crate::pod::Share;
@@ -40,6 +41,7 @@ pub(crate) struct Body {
     pub(crate) workers: Arc<Workers<Pods>>,
     pub(crate) books: Books,
     pub(crate) namespaces: Arc<Namespaces>,
+    pub(crate) keeping: Keeping,
     /// The pools of the cluster's objects.
     pub(crate) pools: BTreeMap<String, Profile>,
     pub(crate) requests: Arc<Semaphore>,
@@ -127,8 +129,13 @@ impl Body {
     fn take(&mut self, message: Message) {
         match message {
             Message::Orders(orders) => {
+                let begins = orders.iter().any(|o| matches!(o.order, Order::Reconcile { .. }));
                 for stamped in orders {
                     self.order(stamped);
+                }
+                if begins {
+                    // What an earlier term kept and this one did not speak of.
+                    self.books.names().iter().for_each(|node| self.keep(node));
                 }
                 self.workers.notify();
             }
@@ -167,6 +174,7 @@ impl Body {
                 for key in known.into_iter().chain(new) {
                     self.discard(key);
                 }
+                self.keeping.begin();
             }
             // An image is pulled by kubelet; what cannot be resolved is refused at submission.
             Order::Prepare { record } => {
@@ -183,8 +191,10 @@ impl Body {
             }
             Order::Stop { job, attempt, grace, reason } => self.stop(term, job, attempt, grace, &reason),
             Order::Remove { job, attempt } => self.remove(job, attempt),
-            // Placeholders and taints.
-            Order::Keep { .. } => {}
+            Order::Keep { node, gpus, whole } => {
+                self.keeping.set(&node, gpus, whole);
+                self.keep(&node);
+            }
         }
     }
 

@@ -63,6 +63,12 @@ impl Books {
         self.profiles.iter().find(|p| p.pool == *pool)
     }
 
+    /// The nodes that are there.
+    #[must_use]
+    pub fn names(&self) -> Vec<String> {
+        self.nodes.keys().cloned().collect()
+    }
+
     /// All GPUs of a node that is there.
     #[must_use]
     pub fn gpus_of(&self, node: &str) -> u32 {

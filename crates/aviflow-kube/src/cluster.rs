@@ -7,6 +7,7 @@
 use crate::body::Body;
 use crate::books::Books;
 use crate::depot::{self, Objects};
+use crate::keep::Keeping;
 use crate::pod;
 use crate::site::{PodRef, Pods};
 use aviflow_core::time::Span;
@@ -27,6 +28,8 @@ pub const REQUESTS: usize = 64;
 pub struct KubeConfig {
     /// The apiserver.
     pub client: Client,
+    /// Aviflow's own namespace, for placeholders.
+    pub namespace: String,
     /// What holds for all pods.
     pub site: pod::Site,
     /// Time for which a worker of a gang must be silent on a silent node before it is written off. By then its
@@ -88,6 +91,7 @@ impl KubeCluster {
             requests: Arc::new(Semaphore::new(REQUESTS)),
             messages: orders.clone(),
             namespaces: Arc::default(),
+            keeping: Keeping::default(),
             pools: BTreeMap::new(),
             listed: false,
             unseen: BTreeMap::new(),

@@ -12,7 +12,8 @@
 //! | [`pod`] | the pod of a worker |
 //! | [`fate`] | what became of a worker's pod |
 //! | [`object`] | the TrainingJob object: from a document, and its status |
-//! | [`cluster`] | orders in, observations out: `body` takes them, `lookout` sees, `create` makes pods |
+//! | [`cluster`] | orders in, observations out: `body` takes them, `lookout` sees, `create` makes pods,
+//! | | `keep` holds what is promised |
 //! | [`api`] | requests to the apiserver, tried again where that is safe |
 //! | [`site`] | who an agent is |
 //! | [`depot`] | where pods fetch their code |
@@ -29,6 +30,7 @@ pub mod cluster;
 mod create;
 pub mod depot;
 pub mod fate;
+mod keep;
 mod lookout;
 pub mod mirror;
 pub mod names;

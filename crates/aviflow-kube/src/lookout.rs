@@ -12,6 +12,9 @@ use kube::runtime::watcher::{self, Event};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+/// How long kube-scheduler may take to see that what was in the way is gone.
+const PATIENCE: Duration = Duration::from_secs(2);
+
 impl Body {
     pub(crate) fn node_event(&mut self, event: watcher::Result<Event<Node>>, list: &mut BTreeSet<String>) {
         let name = |node: &Node| node.metadata.name.clone().unwrap_or_default();
@@ -22,10 +25,14 @@ impl Body {
             }
             Ok(Event::InitApply(node)) => {
                 list.insert(name(&node));
+                self.kept_node(&node);
                 self.books.node(&node)
             }
             Ok(Event::InitDone) => self.books.nodes_listed(list),
-            Ok(Event::Apply(node)) => self.books.node(&node),
+            Ok(Event::Apply(node)) => {
+                self.kept_node(&node);
+                self.books.node(&node)
+            }
             Ok(Event::Delete(node)) => self.books.node_deleted(&name(&node)),
             // The watch begins again by itself, after a pause.
             Err(_) => Vec::new(),
@@ -53,6 +60,7 @@ impl Body {
     }
 
     pub(crate) fn pod_seen(&mut self, pod: Pod) {
+        self.kept_pod(&pod, true);
         let live = |key: StreamKey| self.workers.lock().workers.contains_key(&key);
         let said = self.books.pod(&pod, live);
         self.say(said);
@@ -97,15 +105,16 @@ impl Body {
             body.workers.with(key, |w| !w.remove && !w.own.deleted && !std::mem::replace(&mut w.own.told, true))
                 == Some(true)
         };
-        match fate::fate(pod) {
-            Fate::Alive => {}
-            Fate::Unschedulable { reason } => {
-                // What is ours and leaves is counted by kube-scheduler until it is gone: then it looks again.
-                if !self.leaving_on(key) && first(self) {
-                    self.event(key, WorkerEvent::Refused { reason, lasting: false });
-                    self.end_pod(key, 0);
-                }
+        let fate = fate::fate(pod);
+        self.workers.with(key, |w| {
+            let since = w.own.unschedulable.take().map_or_else(Instant::now, |(since, _)| since);
+            if let Fate::Unschedulable { reason } = &fate {
+                w.own.unschedulable = Some((since, reason.clone()));
             }
+        });
+        match fate {
+            // Of the second, `look` makes what it is, once nothing of ours is in the way.
+            Fate::Alive | Fate::Unschedulable { .. } => {}
             Fate::Stuck { reason, lasting } => {
                 if first(self) {
                     self.event(key, WorkerEvent::Refused { reason: reason.clone(), lasting });
@@ -137,14 +146,33 @@ impl Body {
         }
     }
 
-    /// Whether pods of ours on the worker's node are on their way out.
-    fn leaving_on(&self, key: StreamKey) -> bool {
-        let state = self.workers.lock();
-        let Some(node) = state.workers.get(&key).map(|w| w.own.node.clone()) else { return false };
-        state.workers.values().any(|w| w.own.node == node && !w.over && (w.remove || w.gone.is_some()))
+    /// Refuses workers for whose pods there is no room, though nothing of ours takes it.
+    ///
+    /// What leaves, and placeholders, kube-scheduler counts until they are gone; then it looks again.
+    fn refuse(&mut self) {
+        let mut refused = Vec::new();
+        {
+            let state = self.workers.lock();
+            let leaves = |w: &&Worker| !w.over && (w.remove || w.gone.is_some());
+            let leaving: BTreeSet<&str> = state.workers.values().filter(leaves).map(|w| w.own.node.as_str()).collect();
+            for (key, worker) in &state.workers {
+                let own = &worker.own;
+                let Some((since, reason)) = &own.unschedulable else { continue };
+                let free = !leaving.contains(own.node.as_str()) && !self.keeping.holds(&own.node);
+                if free && since.elapsed() >= PATIENCE && !own.told && !own.deleted && !worker.remove {
+                    refused.push((*key, reason.clone()));
+                }
+            }
+        }
+        for (key, reason) in refused {
+            self.workers.with(key, |worker| worker.own.told = true);
+            self.event(key, WorkerEvent::Refused { reason, lasting: false });
+            self.end_pod(key, 0);
+        }
     }
 
     fn pod_deleted(&mut self, pod: &Pod) {
+        self.kept_pod(pod, false);
         if let Some(uid) = &pod.metadata.uid {
             let said = self.books.pod_deleted(uid);
             self.say(said);
@@ -183,6 +211,7 @@ impl Body {
 
     /// Writes off workers that have been silent for too long on nodes that are silent, or that are adrift.
     pub(crate) fn look(&mut self) {
+        self.refuse();
         let now = Instant::now();
         let limit = Duration::from_millis(u64::try_from(self.config.write_off.0).unwrap_or(u64::MAX));
         let mut lost = Vec::new();

@@ -13,7 +13,8 @@ use crate::pod::Owner;
 use aviflow_api::crd::{ConditionType, EstimatedStart, LastCheckpoint, MOST_NODES, PhaseWord, TrainingJobStatus};
 use aviflow_api::spec::{JobSpec, ObjectRef, Provenance};
 use aviflow_core::explain;
-use aviflow_core::model::{Ending, Estimate, Job, JobId, JobKey, Phase};
+use aviflow_core::model::{Ending, Job, JobId, JobKey, NodeId, Phase};
+use aviflow_core::schedule::Waiting;
 use aviflow_core::time::Time;
 use aviflow_engine::driver::{Handle, View};
 use aviflow_engine::engine::Input;
@@ -350,7 +351,7 @@ impl Mirror {
             return;
         }
         let engine = self.engine.clone();
-        let read = move || engine.read(|view| view.snapshot.jobs.keys().map(|id| (*id, seen_of(view, *id))).collect());
+        let read = move || engine.read(seen);
         let Ok(Ok(live)) = tokio::task::spawn_blocking(read).await else { return };
         let live: BTreeMap<JobId, Seen> = live;
         for (id, seen) in &live {
@@ -372,7 +373,7 @@ impl Mirror {
             }
             let jobs = self.jobs.clone();
             if let Ok(Some((job, at))) = tokio::task::spawn_blocking(move || jobs.ended(id)).await {
-                self.show(&name, &Shown { job: &job, reason: None, estimate: None, nodes: &[], ended: at });
+                self.show(&name, &Shown { job: &job, reason: None, nodes: &[], ended: at });
             }
         }
     }
@@ -415,7 +416,6 @@ impl Mirror {
 struct Shown<'a> {
     job: &'a Job,
     reason: Option<&'a str>,
-    estimate: Option<&'a Estimate>,
     nodes: &'a [String],
     ended: Option<Time>,
 }
@@ -425,25 +425,26 @@ struct Seen {
     job: Job,
     record: Arc<JobRecord>,
     reason: Option<String>,
-    estimate: Option<Estimate>,
     nodes: Vec<String>,
 }
 
 impl Seen {
     fn shown(&self) -> Shown<'_> {
-        let (reason, estimate) = (self.reason.as_deref(), self.estimate.as_ref());
-        Shown { job: &self.job, reason, estimate, nodes: &self.nodes, ended: None }
+        Shown { job: &self.job, reason: self.reason.as_deref(), nodes: &self.nodes, ended: None }
     }
 }
 
-fn seen_of(view: &View<'_>, id: JobId) -> Seen {
-    let job = view.snapshot.jobs[&id].clone();
-    let name = |id: &aviflow_core::model::NodeId| view.snapshot.nodes.get(id).map(|n| n.name.clone());
-    let nodes = job.phase.gang().into_iter().flat_map(|g| &g.workers).filter_map(|w| name(&w.node)).collect();
-    let verdict = view.plan.verdict(id);
-    let reason = verdict.map(|(constraint, _)| explain::constraint(constraint, view.now));
-    let estimate = verdict.and_then(|(_, place)| place.estimate.clone());
-    Seen { record: view.records[&id].clone(), reason, estimate, nodes, job }
+/// All live jobs.
+fn seen(view: &View<'_>) -> BTreeMap<JobId, Seen> {
+    let why = |w: &Waiting| explain::constraint(&view.plan.constraints[w.constraint], view.now);
+    let mut reasons: BTreeMap<JobId, String> = view.plan.waiting.iter().map(|w| (w.job, why(w))).collect();
+    let name = |id: &NodeId| view.snapshot.nodes.get(id).map(|n| n.name.clone());
+    let one = |(id, job): (&JobId, &Job)| {
+        let nodes = job.phase.gang().into_iter().flat_map(|g| &g.workers).filter_map(|w| name(&w.node)).collect();
+        let record = view.records.get(id)?.clone();
+        Some((*id, Seen { record, reason: reasons.remove(id), nodes, job: job.clone() }))
+    };
+    view.snapshot.jobs.iter().filter_map(one).collect()
 }
 
 fn name_of(object: &DynamicObject) -> Option<Name> {
@@ -474,7 +475,7 @@ fn timestamp(at: Time) -> String {
 
 /// The status of a job's object.
 fn status_of(shown: &Shown<'_>, known: &Known) -> TrainingJobStatus {
-    let Shown { job, reason, estimate, nodes, ended } = shown;
+    let Shown { job, reason, nodes, ended } = shown;
     let reason = reason.map(str::to_owned).or_else(|| match &job.phase {
         Phase::Failed(failure) => Some(explain::failure_short(failure)),
         Phase::Cancelled { by } => Some(format!("cancelled by {by}")),
@@ -483,6 +484,7 @@ fn status_of(shown: &Shown<'_>, known: &Known) -> TrainingJobStatus {
     let said = reason.clone().unwrap_or_default();
     let (now, word) = (now(), job.phase.name());
     let end = ending(&job.phase);
+    let estimate = job.estimate.clone().filter(|_| matches!(job.phase, Phase::Queued));
     let suspended = matches!(job.phase, Phase::Queued) && job.attempts > 0;
     let conditions = [
         (ConditionType::Accepted, true),
@@ -508,7 +510,9 @@ fn status_of(shown: &Shown<'_>, known: &Known) -> TrainingJobStatus {
         submitted: Some(timestamp(job.submitted)),
         started: known.status.started.clone().or_else(|| Some(timestamp(job.phase.gang()?.up?))),
         ended: ended.map(timestamp),
-        estimated_start: estimate.map(|e| EstimatedStart { p50: timestamp(e.p50), p90: Some(timestamp(e.p90)) }),
+        estimated_start: estimate
+            .as_ref()
+            .map(|e| EstimatedStart { p50: timestamp(e.p50), p90: Some(timestamp(e.p90)) }),
         step: job.best_step,
         last_checkpoint: job.checkpoint.as_ref().map(|c| LastCheckpoint { step: c.step, at: timestamp(c.at) }),
         conditions: object::conditions(&known.status.conditions, conditions.into()),

@@ -44,6 +44,8 @@ pub struct Site {
     pub depot: String,
     /// The image with this program.
     pub image: String,
+    /// The priority class of pods whose pool names none.
+    pub priority_class: String,
     /// Bytes of log that an agent keeps while the control plane is away.
     pub log_buffer: u64,
 }
@@ -174,9 +176,8 @@ pub fn pod(record: &JobRecord, share: &Share, profile: &Profile, site: &Site, ow
             "volumes": volumes,
         },
     });
-    if let Some(class) = &profile.kubernetes.priority_class {
-        pod["spec"]["priorityClassName"] = json!(class);
-    }
+    pod["spec"]["priorityClassName"] =
+        json!(profile.kubernetes.priority_class.as_ref().unwrap_or(&site.priority_class));
     if let Some(class) = &profile.kubernetes.runtime_class {
         pod["spec"]["runtimeClassName"] = json!(class);
     }

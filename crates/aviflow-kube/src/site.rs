@@ -39,6 +39,8 @@ pub struct Own {
     pub(crate) silent: Option<Instant>,
     /// Its agent was connected.
     pub(crate) heard: bool,
+    /// Since when kube-scheduler finds no room for its pod, and why.
+    pub(crate) unschedulable: Option<(Instant, String)>,
     /// It could not start, or was asked to leave; said once.
     pub(crate) told: bool,
     /// Its pod was deleted from here.

@@ -238,6 +238,9 @@ pub enum Command {
         /// Where the volume is mounted
         folder: PathBuf,
     },
+    /// Hold the resources of a pod until it is ended
+    #[command(hide = true)]
+    Placeholder,
     /// The supervisor of one worker's ranks
     #[command(hide = true)]
     Agent {

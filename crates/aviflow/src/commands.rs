@@ -65,6 +65,7 @@ pub fn dispatch(cli: Cli, output: Output) -> Result<ExitCode> {
     // These need no folder and no configuration.
     let command = match cli.command {
         Command::Agent { folder } => return Ok(aviflow_agent::run(&folder)),
+        Command::Placeholder => return Ok(prepare::hold()),
         Command::WorkerPrepare { folder } => return Ok(prepare::prepare(&folder)),
         Command::Completion { shell } => {
             let mut out = Vec::new();
@@ -112,6 +113,7 @@ pub fn dispatch(cli: Cli, output: Output) -> Result<ExitCode> {
         Command::Login(args) => done(context::login(&app, &args)),
         Command::Context { command } => done(context::context(&app, command)),
         Command::Agent { .. }
+        | Command::Placeholder
         | Command::WorkerPrepare { .. }
         | Command::Completion { .. }
         | Command::Version

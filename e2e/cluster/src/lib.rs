@@ -228,6 +228,14 @@ impl Cluster {
         self.site.kubectl.ok(args)
     }
 
+    /// kubectl as an administrator, which is given `input` and must succeed; its standard output.
+    ///
+    /// # Errors
+    /// If it ends with another code than 0; the error quotes its standard error.
+    pub fn kubectl_with(&self, args: &[&str], input: &str) -> Result<String> {
+        self.site.kubectl.checked(args, Some(input))
+    }
+
     /// Applies a document, JSON or YAML.
     ///
     /// # Errors

@@ -3,7 +3,7 @@
 use anyhow::{Context as _, Result, bail, ensure};
 use aviflow_testcluster::oci::{FileEntry, Image};
 use aviflow_testcluster::{Cluster, images, until};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -68,13 +68,33 @@ impl Plane {
     pub fn start_with(cluster: &Cluster, extra: &[&str]) -> Result<Plane> {
         let mut plane = Plane {
             home: tempfile::tempdir()?,
-            kubeconfig: cluster.kubeconfig().to_owned(),
+            kubeconfig: PathBuf::new(),
             address: cluster.host_ip(),
             process: None,
             extra: extra.iter().map(|e| (*e).to_owned()).collect(),
         };
+        plane.kubeconfig = plane.account(cluster)?;
         plane.run()?;
         Ok(plane)
+    }
+
+    /// A kubeconfig with the rights that the control plane has in a cluster, and no others.
+    fn account(&self, cluster: &Cluster) -> Result<PathBuf> {
+        let token = cluster.kubectl_ok(&["create", "token", "aviflow", "-n", "aviflow-system", "--duration=24h"])?;
+        let config = json!({
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "test",
+            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "aviflow"}}],
+            "clusters": [{"name": "test", "cluster": {
+                "server": cluster.api_url(),
+                "certificate-authority": cluster.ca(),
+            }}],
+            "users": [{"name": "aviflow", "user": {"token": token.trim()}}],
+        });
+        let path = self.home.path().join("kubeconfig");
+        fs::write(&path, config.to_string())?;
+        Ok(path)
     }
 
     /// Where it keeps its state.

@@ -233,6 +233,20 @@ pub struct KubeArgs {
     #[arg(long, env = "AVIFLOW_IMAGE", value_name = "IMAGE", requires = "kube")]
     pub image: Option<String>,
 
+    /// Aviflow's own namespace
+    #[arg(long, env = "AVIFLOW_NAMESPACE", value_name = "NAME", default_value = "aviflow-system", requires = "kube")]
+    pub kube_namespace: String,
+
+    /// The PriorityClass of job pods of pools that name none
+    #[arg(
+        long,
+        env = "AVIFLOW_PRIORITY_CLASS",
+        value_name = "NAME",
+        default_value = "aviflow-jobs",
+        requires = "kube"
+    )]
+    pub priority_class: String,
+
     /// Where the job volumes of the pools are mounted here, for `aviflow cp`
     #[arg(long, env = "AVIFLOW_VOLUMES", value_name = "FOLDER", requires = "kube")]
     pub volumes: Option<PathBuf>,

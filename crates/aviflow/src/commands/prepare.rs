@@ -16,6 +16,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
+use tokio::signal::unix::{SignalKind, signal};
 
 /// The pause before the depot is asked again.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -43,6 +44,19 @@ pub fn prepare(home: &Path) -> ExitCode {
             let _ = writeln!(std::io::stderr(), "{reason}");
             ExitCode::from(u8::try_from(code).unwrap_or(1))
         }
+    }
+}
+
+/// Does nothing until it is told to end: as process 1 it would not end by itself.
+pub fn hold() -> ExitCode {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build();
+    let wait = |runtime: tokio::runtime::Runtime| {
+        runtime
+            .block_on(async { signal(SignalKind::terminate())?.recv().await.ok_or(std::io::ErrorKind::Other.into()) })
+    };
+    match runtime.and_then(wait) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::FAILURE,
     }
 }
 

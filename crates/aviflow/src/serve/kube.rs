@@ -70,10 +70,17 @@ pub fn ground(
         agents: SocketAddr::new(ip, agents.port()).to_string(),
         depot: format!("http://{}", SocketAddr::new(ip, depot.port())),
         image: args.image.clone().unwrap_or_else(|| IMAGE.to_owned()),
+        priority_class: args.priority_class.clone(),
         log_buffer: LOG_BUFFER,
     };
     note(&format!("the pool is a cluster of Kubernetes {}; agents reach this at {}", version.git_version, site.agents));
-    let config = KubeConfig { client: client.clone(), site, write_off: WRITE_OFF, objects };
+    let config = KubeConfig {
+        client: client.clone(),
+        namespace: args.kube_namespace.clone(),
+        site,
+        write_off: WRITE_OFF,
+        objects,
+    };
     let cluster = KubeCluster::start(config, listeners, telemetry, report, runtime.handle());
     let handle = cluster.handle();
     let volumes = args.volumes.clone().unwrap_or_else(|| home.join("volumes"));

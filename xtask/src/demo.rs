@@ -34,7 +34,7 @@ pub struct Options {
 
 /// Runs the demo and returns the job's exit code.
 pub fn run(options: &Options) -> Result<u8> {
-    setup::check()?;
+    setup::check(setup::Task::Demo)?;
     println!("Building aviflow (the first time, this takes a few minutes).");
     let binary = control::build(Profile::Dev)?;
     let home = options.home.clone().map_or_else(|| target().map(|t| t.join("demo/home")), Ok)?;

@@ -47,12 +47,26 @@ const KUBE: [Need; 7] = [
     Need { what: "docker-registry", debian: &["docker-registry"], here: || system("docker-registry") },
 ];
 
+/// What only the tests need.
+const TESTS: [Need; 1] =
+    [Need { what: "PostgreSQL's server, for the tests of the store", debian: &["postgresql"], here: postgresql }];
+
+/// For which task something is needed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Task {
+    /// To run a control plane and a training.
+    Demo,
+    /// And to test everything.
+    Test,
+}
+
 /// Makes sure that everything is here.
 ///
 /// # Errors
 /// Names what is missing and how to get it.
-pub fn check() -> Result<()> {
-    have(&NEEDS)
+pub fn check(task: Task) -> Result<()> {
+    have(&NEEDS)?;
+    if task == Task::Test { have(&TESTS) } else { Ok(()) }
 }
 
 /// Makes sure that what clusters for tests need is here; only where they can run at all.
@@ -102,9 +116,9 @@ fn have(needs: &[Need]) -> Result<()> {
     if which("apt-get").is_some() {
         message += &format!("\n  sudo apt-get install {}", packages.join(" "));
     } else if which("dnf").is_some() {
-        message += "\n  sudo dnf install python3.12 git gcc";
+        message += "\n  sudo dnf install python3.12 git gcc postgresql-server";
     } else if which("brew").is_some() {
-        message += "\n  brew install python@3.12 git";
+        message += "\n  brew install python@3.12 git postgresql";
     }
     bail!(message)
 }
@@ -117,6 +131,13 @@ pub fn python() -> Option<PathBuf> {
 fn fits(python: &Path) -> bool {
     let test = "import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 13))";
     command(python).args(["-c", test]).output().is_ok_and(|out| out.status.success())
+}
+
+/// Whether the server's programs are here: Debian keeps them out of the path, in a folder for each version.
+fn postgresql() -> bool {
+    let versions = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
+    let installed = versions.map(|version| version.path().join("bin")).any(|bin| bin.join("initdb").exists());
+    installed || which("initdb").is_some()
 }
 
 fn is_root() -> bool {

@@ -74,7 +74,7 @@ fn chosen(words: &[String]) -> Result<Vec<Part>> {
 /// Runs the parts that were asked for. The exit code is 0 if none failed.
 pub fn run(words: &[String]) -> Result<u8> {
     let parts = chosen(words)?;
-    crate::setup::check()?;
+    crate::setup::check(crate::setup::Task::Test)?;
     let mut rows: Vec<(&str, Result<Outcome>, Duration)> = Vec::new();
     let mut compiles = true;
     for part in parts {

@@ -250,6 +250,28 @@ pub trait Store {
     }
 }
 
+impl<S: Store + ?Sized> Store for Box<S> {
+    fn acquire(&mut self) -> Result<Loaded, StoreError> {
+        (**self).acquire()
+    }
+
+    fn commit(&mut self, batch: &Batch) -> Result<(), StoreError> {
+        (**self).commit(batch)
+    }
+
+    fn named(&self, key: &JobKey) -> Result<Option<Known>, StoreError> {
+        (**self).named(key)
+    }
+
+    fn latest(&self, namespace: &str, work: &str, user: Option<&str>) -> Result<Option<Known>, StoreError> {
+        (**self).latest(namespace, work, user)
+    }
+
+    fn name_taken(&self, key: &JobKey) -> Result<bool, StoreError> {
+        (**self).name_taken(key)
+    }
+}
+
 /// A job that the store knows by a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Known {

@@ -33,7 +33,7 @@ pub struct Parts {
     /// The engine.
     pub engine: Handle,
     /// The store, read beside its writer.
-    pub reader: Reader,
+    pub reader: Arc<dyn Reader>,
     /// Code archives and locks.
     pub objects: Arc<Objects>,
     /// Logs and series.

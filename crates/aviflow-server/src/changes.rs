@@ -13,7 +13,7 @@ use crate::view::{Seen, places};
 use aviflow_api::rest::{ChangeEvent, NodeInfo};
 use aviflow_core::model::{Job, JobId, Node, NodeId, Snapshot};
 use aviflow_engine::driver::View;
-use aviflow_store::sqlite::Filter;
+use aviflow_store::read::Filter;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;

@@ -11,7 +11,7 @@ use aviflow_core::model::{Node, NodeId, Snapshot};
 use aviflow_core::time::{Span, Time};
 use aviflow_engine::engine::{Answer, DrainName, DrainOrder, Input as EngineInput};
 use aviflow_engine::ports::ActKind;
-use aviflow_store::sqlite::{ActFilter, ActRow};
+use aviflow_store::read::{ActFilter, ActRow};
 use axum::Json;
 use axum::extract::State;
 use serde::Deserialize;

@@ -207,7 +207,7 @@ impl Told {
                 Some(names) => names,
                 none => none.insert(app.names()?),
             };
-            let entry = |row: &aviflow_store::sqlite::MomentRow| view::timeline_entry(&row.moment, names);
+            let entry = |row: &aviflow_store::read::MomentRow| view::timeline_entry(&row.moment, names);
             events.extend(rows.iter().map(entry).map(|entry| JobEvent::Timeline { entry }));
         }
     }

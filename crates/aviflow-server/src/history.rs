@@ -7,7 +7,7 @@ use crate::usage::period;
 use aviflow_api::rest::{JobHistory, PastJob};
 use aviflow_core::model::Job;
 use aviflow_core::time::Time;
-use aviflow_store::sqlite::{Filter, Which};
+use aviflow_store::read::{Filter, Which};
 use axum::Json;
 use axum::extract::State;
 use serde::Deserialize;

@@ -8,7 +8,7 @@ use crate::view::{Names, Seen, places};
 use aviflow_api::rest::{JobList, JobSummary};
 use aviflow_core::model::{Job, JobId};
 use aviflow_core::schedule;
-use aviflow_store::sqlite::{Filter, Which};
+use aviflow_store::read::{Filter, Which};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::ops::Bound;

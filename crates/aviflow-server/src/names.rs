@@ -4,7 +4,7 @@ use crate::app::App;
 use crate::error::Failure;
 use aviflow_api::suggest::nearest;
 use aviflow_core::model::{JobId, JobKey};
-use aviflow_store::sqlite::Filter;
+use aviflow_store::read::Filter;
 
 /// The namespace of this machine's jobs.
 pub(crate) const NAMESPACE: &str = "default";

@@ -6,7 +6,7 @@ use crate::jobs::ms_of;
 use crate::params::{Values, instant};
 use aviflow_api::rest::{Usage, UsageRow};
 use aviflow_core::time::{Span, Time};
-use aviflow_store::sqlite::By;
+use aviflow_store::usage::By;
 use axum::Json;
 use axum::extract::State;
 use serde::Deserialize;

@@ -3,6 +3,7 @@
 //! A store's own tests call [`check`] with a [`Harness`] around it.
 
 mod documents;
+pub mod server;
 mod world;
 
 use aviflow_core::lifecycle::Moment;
@@ -11,6 +12,8 @@ use aviflow_core::time::Time;
 use aviflow_engine::ports::{Act, Batch, JobRecord, Known, Loaded, Store, StoreError};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
+use std::sync::mpsc;
+use std::thread;
 pub use world::{Rng, World};
 
 /// A store on durable state of its own, empty at first.
@@ -20,7 +23,7 @@ pub trait Harness {
     /// Ends the process and opens the same durable state again.
     fn reopen(&mut self);
     /// A second control plane on the same durable state.
-    fn rival(&self) -> Box<dyn Store>;
+    fn rival(&self) -> Box<dyn Store + Send>;
     /// Takes away the space that a commit needs, or gives it back.
     fn starve(&mut self, on: bool);
     /// A job as it is kept, and when it ended.
@@ -35,6 +38,7 @@ pub trait Harness {
 pub fn check(make: impl Fn() -> Box<dyn Harness>) {
     an_empty_store_loads_as_nothing(make().as_mut());
     an_earlier_term_is_fenced(make().as_mut());
+    a_takeover_in_the_middle_loses_nothing(make().as_mut());
     a_gap_in_the_commits_is_refused(make().as_mut());
     a_name_is_taken_once_and_for_all(make().as_mut());
     a_name_means_the_latest(make().as_mut());
@@ -70,6 +74,43 @@ fn an_earlier_term_is_fenced(harness: &mut dyn Harness) {
     harness.reopen();
     world.model.term = Term(3);
     assert_same(&take(harness), &world.model);
+}
+
+/// Two writers at once, one after the other in the role of who is taken over.
+fn a_takeover_in_the_middle_loses_nothing(harness: &mut dyn Harness) {
+    let mut holder = harness.rival();
+    let mut world = World::new(holder.acquire().expect("the store can be taken"));
+    for round in 0..8 {
+        let mut next = harness.rival();
+        let (acknowledged, seen) = mpsc::channel();
+        let (loaded, after) = thread::scope(|scope| {
+            let writer = scope.spawn(move || {
+                loop {
+                    // What was refused is in no store.
+                    let mut after = world.clone();
+                    match holder.commit(&after.batch(&mut Rng(after.model.generation))) {
+                        Ok(()) => world = after,
+                        Err(StoreError::Fenced { ours, held }) => {
+                            assert_eq!((ours, held), (world.model.term.0, world.model.term.0 + 1));
+                            return world;
+                        }
+                        Err(other) => panic!("a commit beside a takeover gave {other}"),
+                    }
+                    // Nobody counts any more once there were enough.
+                    let _ = acknowledged.send(());
+                }
+            });
+            for _ in 0..round {
+                seen.recv().expect("the holder commits");
+            }
+            let loaded = next.acquire().expect("another may take the store");
+            (loaded, writer.join().expect("the writer was fenced"))
+        });
+        world = after;
+        world.model.term.0 += 1;
+        assert_same(&loaded, &world.model);
+        holder = next;
+    }
 }
 
 fn a_gap_in_the_commits_is_refused(harness: &mut dyn Harness) {
@@ -224,7 +265,7 @@ mod tests {
         fn reopen(&mut self) {
             self.0 = self.0.clone();
         }
-        fn rival(&self) -> Box<dyn Store> {
+        fn rival(&self) -> Box<dyn Store + Send> {
             Box::new(self.0.handle())
         }
         fn starve(&mut self, on: bool) {

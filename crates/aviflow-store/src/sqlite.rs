@@ -1,7 +1,7 @@
 //! The store port on SQLite: one file, `store.db`, in a folder of its own.
 //!
-//! One writer ([`SqliteStore`]) and any number of readers ([`Reader`]), which
-//! never wait for each other (WAL); a [`Keeper`] deletes what is old in between.
+//! One writer ([`SqliteStore`]) and any number of readers ([`SqliteReader`]), which
+//! never wait for each other (WAL); a [`SqliteKeeper`] deletes what is old in between.
 //! A commit is one transaction and one fsync.
 //!
 //! Invariants:
@@ -27,15 +27,13 @@ mod kill_tests;
 #[cfg(test)]
 mod tests;
 
-pub use acts::{ActFilter, ActRow};
 pub use backup::restore;
-pub use keep::Keeper;
-pub use read::{Filter, Kept, MomentRow, Reader, Which};
-pub use usage::{By, Usage, UsageRow};
+pub use keep::SqliteKeeper;
+pub use read::SqliteReader;
 
+use crate::convert::uint;
 use aviflow_core::model::{Ending, JobId, JobKey};
 use aviflow_engine::ports::{Batch, Known, Loaded, Store, StoreError};
-use convert::uint;
 use lock::FolderLock;
 use rusqlite::{Connection, OptionalExtension, Row, TransactionBehavior};
 use schema::sql;
@@ -98,16 +96,16 @@ impl SqliteStore {
     ///
     /// # Errors
     /// If the file cannot be opened.
-    pub fn keeper(&self) -> Result<Keeper, StoreError> {
-        Keeper::open(&self.folder.join(FILE))
+    pub fn keeper(&self) -> Result<SqliteKeeper, StoreError> {
+        SqliteKeeper::open(&self.folder.join(FILE))
     }
 
     /// A reader of the same store.
     ///
     /// # Errors
     /// If the file cannot be opened.
-    pub fn reader(&self) -> Result<Reader, StoreError> {
-        Reader::open(&self.folder)
+    pub fn reader(&self) -> Result<SqliteReader, StoreError> {
+        SqliteReader::open(&self.folder)
     }
 }
 

@@ -6,6 +6,7 @@
 //! start.lock    held while somebody starts it
 //! token         the bearer token, for this user alone
 //! pool.json     the pool it was last started with
+//! store.json    the database that has the store, where it is not in this folder
 //! server.log    what it says when it runs in the background
 //! python/       the hooks, by their content
 //! ```

@@ -7,6 +7,7 @@ mod body;
 mod housekeeping;
 mod kube;
 mod shipped;
+pub mod store;
 
 pub use shipped::write_hooks;
 
@@ -24,13 +25,14 @@ use aviflow_link::Durable;
 use aviflow_local::Objects as Find;
 use aviflow_local::{LocalCluster, LocalConfig, NodeConfig};
 use aviflow_server::{Body, Info, Parts, Server, ServerConfig, Token};
-use aviflow_store::{FileTelemetry, Objects, SqliteStore};
+use aviflow_store::{FileTelemetry, Objects};
 use housekeeping::Housekeeping;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use store::Stores;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
@@ -97,7 +99,8 @@ fn run(args: &ServeArgs, announce: &mut dyn FnMut(Announcement)) -> Result<()> {
         .enable_all()
         .build()
         .or_fail(|| "threads cannot be started".to_owned())?;
-    let plane = Plane::start(&home, &pool, &args.kube, &runtime)?;
+    let stores = store::open(&home, args.store.as_ref().map(|store| store.0.as_str()))?;
+    let plane = Plane::start(&home, &pool, &args.kube, stores, &runtime)?;
     runtime.block_on(plane.serve(&home, args.pool.listen.as_deref(), announce))
 }
 
@@ -124,13 +127,11 @@ struct Plane {
 }
 
 impl Plane {
-    fn start(home: &Home, pool: &PoolFile, kube: &KubeArgs, runtime: &Runtime) -> Result<Plane> {
+    fn start(home: &Home, pool: &PoolFile, kube: &KubeArgs, stores: Stores, runtime: &Runtime) -> Result<Plane> {
         let started = now();
         let folder = home.path();
         let token = Token::load_or_create(&home.join("token")).map_err(|e| Failure::new(e.to_string()))?;
-        let store = SqliteStore::open(folder).map_err(store_failure)?;
-        let reader = store.reader().map_err(store_failure)?;
-        let keeper = store.keeper().map_err(store_failure)?;
+        let Stores { store, reader, keeper } = stores;
         let disk = |what: &'static str| move || format!("{what} in {} cannot be opened", folder.display());
         let objects = Arc::new(Objects::open(folder).or_fail(disk("objects"))?);
         let telemetry = Arc::new(FileTelemetry::open(folder).or_fail(disk("logs"))?);

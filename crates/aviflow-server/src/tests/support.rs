@@ -248,7 +248,7 @@ impl World {
     pub(crate) fn with(script: Script, config: ServerConfig) -> World {
         let folder = TempDir::new().unwrap();
         let store = SqliteStore::open(&folder.path().join("store")).unwrap();
-        let reader = store.reader().unwrap();
+        let reader = Arc::new(store.reader().unwrap());
         let full = Arc::new(AtomicBool::new(false));
         let starter = Starter::default();
         let cluster = FakeCluster { handle: starter.handle(), script, workers: BTreeMap::new() };

@@ -1,76 +1,39 @@
 //! What people did: written with what it changed, read newest first.
 
-use super::convert::{int, uint};
-use super::read::Reader;
-use super::schema::{failed, sql};
+use super::schema::sql;
 use super::write::execute;
+use crate::convert::{act_kind, int, uint};
+use crate::read::{ActFilter, ActRow, PAGE};
 use aviflow_core::time::Time;
 use aviflow_engine::ports::{Act, ActKind, StoreError};
 use rusqlite::types::Value;
 use rusqlite::{Connection, Row, params_from_iter};
 
-/// Which acts a list has. What is not set does not restrict.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ActFilter {
-    /// What kind of thing they were done to.
-    pub kind: Option<ActKind>,
-    /// Its name, as [`Act::name`] has it.
-    pub name: Option<String>,
-    /// Who did them.
-    pub by: Option<String>,
-    /// Only those before this row: the last of the page before.
-    pub before: Option<u64>,
-    /// At most so many; 0 means 100.
-    pub limit: u32,
-}
-
-/// An act with its place among all.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ActRow {
-    /// The row; give it back to get what is older.
-    pub row: u64,
-    /// The act.
-    pub act: Act,
-}
-
-impl Reader {
-    /// What people did, newest first.
-    ///
-    /// # Errors
-    /// If the store cannot be read.
-    pub fn acts(&self, filter: &ActFilter) -> Result<Vec<ActRow>, StoreError> {
-        let mut text = String::from("SELECT id, at, by, what, kind, name, reason FROM acts WHERE true");
-        let mut params: Vec<Value> = Vec::new();
-        let equal = [
-            ("kind", filter.kind.map(|k| k.name().to_owned())),
-            ("name", filter.name.clone()),
-            ("by", filter.by.clone()),
-        ];
-        for (column, wanted) in equal {
-            if let Some(wanted) = wanted {
-                text.push_str(&format!(" AND {column} = ?"));
-                params.push(Value::Text(wanted));
-            }
+pub(super) fn read(conn: &Connection, filter: &ActFilter) -> Result<Vec<ActRow>, StoreError> {
+    let mut text = String::from("SELECT id, at, by, what, kind, name, reason FROM acts WHERE true");
+    let mut params: Vec<Value> = Vec::new();
+    let equal =
+        [("kind", filter.kind.map(|k| k.name().to_owned())), ("name", filter.name.clone()), ("by", filter.by.clone())];
+    for (column, wanted) in equal {
+        if let Some(wanted) = wanted {
+            text.push_str(&format!(" AND {column} = ?"));
+            params.push(Value::Text(wanted));
         }
-        if let Some(before) = filter.before {
-            text.push_str(" AND id < ?");
-            params.push(Value::Integer(int(before)));
-        }
-        text.push_str(" ORDER BY id DESC LIMIT ?");
-        params.push(Value::Integer(if filter.limit == 0 { 100 } else { i64::from(filter.limit) }));
-        self.with(|conn| {
-            let mut query = conn.prepare_cached(&text).map_err(sql)?;
-            let mut rows = query.query(params_from_iter(params)).map_err(sql)?;
-            let mut out = Vec::new();
-            while let Some(r) = rows.next().map_err(sql)? {
-                let kind: String = r.get(4).map_err(sql)?;
-                let kind = ActKind::ALL.into_iter().find(|k| k.name() == kind);
-                let kind = kind.ok_or_else(|| failed("an act is of an unknown kind; restore a backup"))?;
-                out.push(row(r, kind).map_err(sql)?);
-            }
-            Ok(out)
-        })
     }
+    if let Some(before) = filter.before {
+        text.push_str(" AND id < ?");
+        params.push(Value::Integer(int(before)));
+    }
+    text.push_str(" ORDER BY id DESC LIMIT ?");
+    params.push(Value::Integer(if filter.limit == 0 { i64::from(PAGE) } else { i64::from(filter.limit) }));
+    let mut query = conn.prepare_cached(&text).map_err(sql)?;
+    let mut rows = query.query(params_from_iter(params)).map_err(sql)?;
+    let mut out = Vec::new();
+    while let Some(r) = rows.next().map_err(sql)? {
+        let kind = act_kind(&r.get::<_, String>(4).map_err(sql)?)?;
+        out.push(row(r, kind).map_err(sql)?);
+    }
+    Ok(out)
 }
 
 fn row(r: &Row<'_>, kind: ActKind) -> rusqlite::Result<ActRow> {

@@ -1,10 +1,10 @@
 //! Backups: one file that is a store by itself, and the way back.
 
-use super::convert::{int, uint};
 use super::lock::{FolderLock, make_folder};
-use super::read::Reader;
-use super::schema::{self, at_path, failed, sql};
+use super::read::SqliteReader;
+use super::schema::{self, at_path, sql};
 use super::{FILE, SqliteStore};
+use crate::convert::{failed, int, uint};
 use aviflow_engine::ports::StoreError;
 use rusqlite::{Connection, OpenFlags};
 use std::fs::{self, File, OpenOptions};
@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 const GAP: i64 = 1_000_000;
 
 impl SqliteStore {
-    /// As [`Reader::backup`].
+    /// As [`SqliteReader::backup`].
     ///
     /// # Errors
     /// As there.
@@ -27,7 +27,7 @@ impl SqliteStore {
     }
 }
 
-impl Reader {
+impl SqliteReader {
     /// Copies the store, as it is now, to the new file `to`, while the writer goes on.
     ///
     /// # Errors

@@ -1,38 +1,29 @@
 //! Retention: what is old goes, beside the writer and in short transactions.
 
-use super::convert::{int, uint};
 use super::schema::{self, sql};
 use super::write::execute;
+use crate::convert::{int, uint};
+use crate::read::{CHUNK, Keeper};
 use aviflow_core::model::JobId;
 use aviflow_core::time::Time;
 use aviflow_engine::ports::StoreError;
 use rusqlite::{Connection, TransactionBehavior};
 use std::path::Path;
 
-/// Jobs that one transaction deletes, so that no commit waits long for it.
-const CHUNK: i64 = 200;
-
-/// Deletes what is old, on a connection of its own, while the engine has the store.
-///
-/// It needs no term: it touches only what ended and can never change again, so
-/// one that was fenced does what its successor would do.
+/// Deletes what is old, on a connection of its own.
 #[derive(Debug)]
-pub struct Keeper {
+pub struct SqliteKeeper {
     conn: Connection,
 }
 
-impl Keeper {
-    pub(super) fn open(path: &Path) -> Result<Keeper, StoreError> {
-        Ok(Keeper { conn: schema::open_writer(path)? })
+impl SqliteKeeper {
+    pub(super) fn open(path: &Path) -> Result<SqliteKeeper, StoreError> {
+        Ok(SqliteKeeper { conn: schema::open_writer(path)? })
     }
+}
 
-    /// Jobs that ended before `before`, a few at a time: those after `after`, by
-    /// number. Nothing is deleted: what else is kept of them goes first, as
-    /// nobody could find it without them.
-    ///
-    /// # Errors
-    /// If the store cannot be read.
-    pub fn ended_before(&self, before: Time, after: Option<JobId>) -> Result<Vec<JobId>, StoreError> {
+impl Keeper for SqliteKeeper {
+    fn ended_before(&mut self, before: Time, after: Option<JobId>) -> Result<Vec<JobId>, StoreError> {
         let text = "SELECT id FROM jobs WHERE ended IS NOT NULL AND ended < ?1 AND id > ?2 ORDER BY id LIMIT ?3";
         let mut query = self.conn.prepare_cached(text).map_err(sql)?;
         let after = after.map_or(-1, |job| int(job.0));
@@ -40,12 +31,7 @@ impl Keeper {
         ids.map(|id| Ok(JobId(uint(id.map_err(sql)?)))).collect()
     }
 
-    /// Deletes jobs that have ended, with their moments. Ledger entries stay: the
-    /// account outlives the jobs. One call is one transaction.
-    ///
-    /// # Errors
-    /// If the store cannot be written.
-    pub fn forget(&mut self, jobs: &[JobId]) -> Result<(), StoreError> {
+    fn forget(&mut self, jobs: &[JobId]) -> Result<(), StoreError> {
         let tx = self.conn.transaction_with_behavior(TransactionBehavior::Immediate).map_err(sql)?;
         for job in jobs {
             let text = "DELETE FROM moments WHERE job = (SELECT id FROM jobs WHERE id = ?1 AND ended IS NOT NULL)";
@@ -55,11 +41,7 @@ impl Keeper {
         tx.commit().map_err(sql)
     }
 
-    /// Deletes what people did before `before`; returns how many acts.
-    ///
-    /// # Errors
-    /// If the store cannot be written.
-    pub fn trim_acts(&mut self, before: Time) -> Result<u64, StoreError> {
+    fn trim_acts(&mut self, before: Time) -> Result<u64, StoreError> {
         let tx = self.conn.transaction_with_behavior(TransactionBehavior::Immediate).map_err(sql)?;
         // Times grow with row numbers, as in the journal.
         let text = "DELETE FROM acts WHERE id < coalesce(
@@ -69,11 +51,7 @@ impl Keeper {
         Ok(rows)
     }
 
-    /// Deletes journal rows of before `before`; returns how many.
-    ///
-    /// # Errors
-    /// If the store cannot be written.
-    pub fn trim_journal(&mut self, before: Time) -> Result<u64, StoreError> {
+    fn trim_journal(&mut self, before: Time) -> Result<u64, StoreError> {
         let tx = self.conn.transaction_with_behavior(TransactionBehavior::Immediate).map_err(sql)?;
         // Times grow with row numbers, so the rows to go are the lowest ones.
         let text = "DELETE FROM journal WHERE id < coalesce(

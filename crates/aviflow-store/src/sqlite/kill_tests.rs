@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::contract::{Rng, World, assert_same};
+use crate::read::Reader;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
 use tempfile::TempDir;
@@ -70,7 +71,7 @@ fn nothing_acknowledged_is_lost_by_a_kill() {
         }
         world.model.term = loaded.term;
         assert_same(&loaded, &world.model);
-        let reader = Reader::open(folder.path()).unwrap();
+        let reader = SqliteReader::open(folder.path()).unwrap();
         for (id, (job, record, ended)) in &world.all {
             let (kept, document) = reader.job(*id).unwrap().unwrap();
             assert_eq!((&kept.job, &document, kept.ended), (job, record.as_ref(), *ended));

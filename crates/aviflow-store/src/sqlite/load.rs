@@ -1,7 +1,9 @@
 //! Reading the whole live state, once, when the store is taken.
 
-use super::convert::{from_json, uint};
+use super::convert::{from_json, unreadable};
 use super::schema::sql;
+use crate::convert::uint;
+use crate::settings;
 use aviflow_core::ledger::Open;
 use aviflow_core::model::{
     EnvironmentHash, EnvironmentState, Job, JobId, Node, NodeId, Phase, Pool, Queue, Snapshot, Term,
@@ -10,11 +12,6 @@ use aviflow_core::time::Time;
 use aviflow_engine::ports::{JobRecord, Loaded, StoreError};
 use rusqlite::{Connection, Row};
 use std::sync::Arc;
-
-/// Names of the settings.
-pub(super) const POLICY: &str = "policy";
-pub(super) const HISTORY: &str = "history";
-pub(super) const DRAINS: &str = "drains";
 
 pub(super) fn load(conn: &Connection) -> Result<Loaded, StoreError> {
     let mut loaded = meta(conn)?;
@@ -39,15 +36,7 @@ pub(super) fn load(conn: &Connection) -> Result<Loaded, StoreError> {
         Ok(())
     })?;
     each(conn, "SELECT name, value FROM settings", |r| {
-        let value = r.get_ref(1)?.as_str()?;
-        match r.get_ref(0)?.as_str()? {
-            POLICY => snapshot.policy = from_json(value)?,
-            HISTORY => snapshot.history = from_json(value)?,
-            DRAINS => snapshot.drains = from_json(value)?,
-            // Of a later version, which this one would have refused.
-            _ => {}
-        }
-        Ok(())
+        settings::put(snapshot, r.get_ref(0)?.as_str()?, r.get_ref(1)?.as_str()?).map_err(unreadable)
     })?;
     each(conn, "SELECT hash, state FROM environments", |r| {
         let state: EnvironmentState = from_json(r.get_ref(1)?.as_str()?)?;

@@ -3,7 +3,7 @@
 //! The kernel releases it with the process, however that ends. The term of the
 //! store fences writers as well; the lock makes the mistake visible at start.
 
-use super::schema::failed;
+use crate::convert::failed;
 use aviflow_engine::ports::StoreError;
 use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, Write};

@@ -2,13 +2,16 @@
 //!
 //! A reader sees the state of the last commit before its query began.
 
-use super::convert::{from_json, gpu_state, int, uint};
+use super::convert::from_json;
 use super::schema::{self, sql};
-use super::{FILE, load};
+use super::{FILE, acts, load, usage};
+use crate::convert::{gpu_state, int, uint};
+use crate::read::{ActFilter, ActRow, Filter, Kept, MomentRow, PAGE, Reader, Which};
+use crate::usage::{By, Report, Usage};
 use aviflow_core::gpus::GpuSet;
 use aviflow_core::ledger::{Entry, GpuState, Owner};
 use aviflow_core::lifecycle::Moment;
-use aviflow_core::model::{Job, JobId, JobKey, Node};
+use aviflow_core::model::{JobId, JobKey, Node};
 use aviflow_core::time::Time;
 use aviflow_engine::ports::{JobRecord, StoreError};
 use rusqlite::types::Value;
@@ -20,74 +23,23 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Connections that wait for the next query; more are opened while more run at once.
 const IDLE_CONNECTIONS: usize = 8;
 
-/// Which jobs, by whether they ended.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Which {
-    /// All.
-    #[default]
-    All,
-    /// Those that have not ended.
-    Live,
-    /// Those that have.
-    Ended,
-}
-
-/// Which jobs a list has. What is not set does not restrict.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Filter {
-    /// By whether they ended.
-    pub which: Which,
-    /// Phases by name, as [`aviflow_core::model::Phase::name`] has them; empty means any.
-    pub phases: Vec<String>,
-    /// The namespace.
-    pub namespace: Option<String>,
-    /// Who submitted them.
-    pub user: Option<String>,
-    /// The queue.
-    pub queue: Option<String>,
-    /// What the name begins with.
-    pub name_prefix: Option<String>,
-    /// Only jobs older than this one: the last of the page before.
-    pub after: Option<JobId>,
-    /// At most so many; 0 means 100.
-    pub limit: u32,
-}
-
-/// A job as it is kept.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Kept {
-    /// The state; the last one if the job ended.
-    pub job: Job,
-    /// When it ended.
-    pub ended: Option<Time>,
-}
-
-/// A moment with its place in the timeline.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MomentRow {
-    /// The row; give it back to get what follows.
-    pub row: u64,
-    /// The moment.
-    pub moment: Moment,
-}
-
 /// Reads a store beside its writer. Clones share their connections; every call
 /// may block on the disk.
 #[derive(Clone, Debug)]
-pub struct Reader {
+pub struct SqliteReader {
     path: PathBuf,
     idle: Arc<Mutex<Vec<Connection>>>,
 }
 
-impl Reader {
+impl SqliteReader {
     /// Opens the store in `folder` for reading.
     ///
     /// # Errors
     /// If there is none, if it is of another version, or damaged.
-    pub fn open(folder: &Path) -> Result<Reader, StoreError> {
+    pub fn open(folder: &Path) -> Result<SqliteReader, StoreError> {
         let path = folder.join(FILE);
         let conn = schema::open_reader(&path)?;
-        Ok(Reader { path, idle: Arc::new(Mutex::new(vec![conn])) })
+        Ok(SqliteReader { path, idle: Arc::new(Mutex::new(vec![conn])) })
     }
 
     /// Runs a query on a connection of its own.
@@ -105,11 +57,19 @@ impl Reader {
         out
     }
 
-    /// Jobs, newest first.
-    ///
-    /// # Errors
-    /// If the store cannot be read.
-    pub fn jobs(&self, filter: &Filter) -> Result<Vec<Kept>, StoreError> {
+    fn id_of(&self, text: &str, params: impl rusqlite::Params) -> Result<Option<JobId>, StoreError> {
+        self.with(|conn| {
+            let id: Option<i64> = conn
+                .prepare_cached(text)
+                .and_then(|mut q| q.query_row(params, |r| r.get(0)).optional())
+                .map_err(sql)?;
+            Ok(id.map(|id| JobId(uint(id))))
+        })
+    }
+}
+
+impl Reader for SqliteReader {
+    fn jobs(&self, filter: &Filter) -> Result<Vec<Kept>, StoreError> {
         let (text, params) = list_query(filter);
         self.with(|conn| {
             let mut query = conn.prepare_cached(&text).map_err(sql)?;
@@ -118,11 +78,7 @@ impl Reader {
         })
     }
 
-    /// How many jobs there are in each phase, by the phase's name.
-    ///
-    /// # Errors
-    /// If the store cannot be read.
-    pub fn phases(&self) -> Result<BTreeMap<String, u64>, StoreError> {
+    fn phases(&self) -> Result<BTreeMap<String, u64>, StoreError> {
         self.with(|conn| {
             let mut out = BTreeMap::new();
             load::each(conn, "SELECT phase, count(*) FROM jobs GROUP BY phase", |r| {
@@ -133,39 +89,17 @@ impl Reader {
         })
     }
 
-    /// The job of exactly this name.
-    ///
-    /// # Errors
-    /// If the store cannot be read.
-    pub fn find(&self, key: &JobKey) -> Result<Option<JobId>, StoreError> {
+    fn find(&self, key: &JobKey) -> Result<Option<JobId>, StoreError> {
         self.id_of("SELECT id FROM jobs WHERE namespace = ?1 AND name = ?2", (&key.namespace, &key.name))
     }
 
-    /// The newest job whose document has the name `work`, of `user` if one is given.
-    ///
-    /// # Errors
-    /// If the store cannot be read.
-    pub fn latest_of(&self, namespace: &str, work: &str, user: Option<&str>) -> Result<Option<JobId>, StoreError> {
+    fn latest_of(&self, namespace: &str, work: &str, user: Option<&str>) -> Result<Option<JobId>, StoreError> {
         let text = "SELECT id FROM jobs WHERE namespace = ?1 AND work = ?2 AND (?3 IS NULL OR user = ?3)
                     ORDER BY id DESC LIMIT 1";
         self.id_of(text, (namespace, work, user))
     }
 
-    fn id_of(&self, text: &str, params: impl rusqlite::Params) -> Result<Option<JobId>, StoreError> {
-        self.with(|conn| {
-            let id: Option<i64> = conn
-                .prepare_cached(text)
-                .and_then(|mut q| q.query_row(params, |r| r.get(0)).optional())
-                .map_err(sql)?;
-            Ok(id.map(|id| JobId(uint(id))))
-        })
-    }
-
-    /// A job with its document, ended or not.
-    ///
-    /// # Errors
-    /// If the store cannot be read.
-    pub fn job(&self, id: JobId) -> Result<Option<(Kept, JobRecord)>, StoreError> {
+    fn job(&self, id: JobId) -> Result<Option<(Kept, JobRecord)>, StoreError> {
         self.with(|conn| {
             conn.prepare_cached("SELECT job, ended, record FROM jobs WHERE id = ?1")
                 .and_then(|mut q| {
@@ -175,11 +109,7 @@ impl Reader {
         })
     }
 
-    /// Moments of a job in their order, beginning after a row (0 for all), at most `limit`.
-    ///
-    /// # Errors
-    /// If the store cannot be read.
-    pub fn moments(&self, job: JobId, after: u64, limit: u32) -> Result<Vec<MomentRow>, StoreError> {
+    fn moments(&self, job: JobId, after: u64, limit: u32) -> Result<Vec<MomentRow>, StoreError> {
         self.with(|conn| {
             let text = "SELECT id, at, attempt, kind FROM moments WHERE job = ?1 AND id > ?2 ORDER BY id LIMIT ?3";
             let mut query = conn.prepare_cached(text).map_err(sql)?;
@@ -194,11 +124,7 @@ impl Reader {
         })
     }
 
-    /// The closed ledger entries of a job, oldest first.
-    ///
-    /// # Errors
-    /// If the store cannot be read.
-    pub fn entries(&self, job: JobId) -> Result<Vec<Entry>, StoreError> {
+    fn entries(&self, job: JobId) -> Result<Vec<Entry>, StoreError> {
         self.with(|conn| {
             let text = "SELECT state, from_ms, to_ms, slots, attempt FROM ledger WHERE job = ?1 ORDER BY from_ms, id";
             let mut query = conn.prepare_cached(text).map_err(sql)?;
@@ -212,12 +138,7 @@ impl Reader {
         })
     }
 
-    /// GPU-milliseconds of a job by state, over its closed entries. The open
-    /// ones are in the snapshot of whoever asks.
-    ///
-    /// # Errors
-    /// If the store cannot be read.
-    pub fn job_time(&self, job: JobId) -> Result<BTreeMap<GpuState, i128>, StoreError> {
+    fn job_time(&self, job: JobId) -> Result<BTreeMap<GpuState, i128>, StoreError> {
         self.with(|conn| {
             let text = "SELECT state, sum(gpus * (to_ms - from_ms)) FROM ledger WHERE job = ?1 GROUP BY state";
             let mut query = conn.prepare_cached(text).map_err(sql)?;
@@ -231,11 +152,7 @@ impl Reader {
         })
     }
 
-    /// The nodes, by number.
-    ///
-    /// # Errors
-    /// If the store cannot be read.
-    pub fn nodes(&self) -> Result<Vec<Node>, StoreError> {
+    fn nodes(&self) -> Result<Vec<Node>, StoreError> {
         self.with(|conn| {
             let mut out = Vec::new();
             load::each(conn, "SELECT node FROM nodes ORDER BY id", |r| {
@@ -246,11 +163,7 @@ impl Reader {
         })
     }
 
-    /// The journal from a commit on: its number, the engine's time, the text; at most `limit` rows.
-    ///
-    /// # Errors
-    /// If the store cannot be read.
-    pub fn journal(&self, from: u64, limit: u32) -> Result<Vec<(u64, Time, String)>, StoreError> {
+    fn journal(&self, from: u64, limit: u32) -> Result<Vec<(u64, Time, String)>, StoreError> {
         self.with(|conn| {
             let text = "SELECT generation, at, text FROM journal WHERE generation >= ?1 ORDER BY id LIMIT ?2";
             let mut query = conn.prepare_cached(text).map_err(sql)?;
@@ -261,11 +174,7 @@ impl Reader {
         })
     }
 
-    /// Hashes of the objects that kept jobs refer to: code and locks.
-    ///
-    /// # Errors
-    /// If the store cannot be read.
-    pub fn objects(&self) -> Result<BTreeSet<String>, StoreError> {
+    fn objects(&self) -> Result<BTreeSet<String>, StoreError> {
         self.with(|conn| {
             let mut out = BTreeSet::new();
             load::each(conn, "SELECT record FROM jobs", |r| {
@@ -275,6 +184,17 @@ impl Reader {
                 Ok(())
             })?;
             Ok(out)
+        })
+    }
+
+    fn acts(&self, filter: &ActFilter) -> Result<Vec<ActRow>, StoreError> {
+        self.with(|conn| acts::read(conn, filter))
+    }
+
+    fn usage(&self, from: Time, to: Time, now: Time, by: By) -> Result<Usage, StoreError> {
+        self.with(|conn| {
+            let tx = conn.transaction().map_err(sql)?;
+            usage::usage(&tx, Report::new(from, to, now, by))
         })
     }
 }
@@ -320,6 +240,6 @@ fn list_query(filter: &Filter) -> (String, Vec<Value>) {
         params.push(Value::Integer(int(after.0)));
     }
     text.push_str(" ORDER BY id DESC LIMIT ?");
-    params.push(Value::Integer(if filter.limit == 0 { 100 } else { i64::from(filter.limit) }));
+    params.push(Value::Integer(if filter.limit == 0 { i64::from(PAGE) } else { i64::from(filter.limit) }));
     (text, params)
 }

@@ -2,6 +2,7 @@
 //!
 //! The version is SQLite's `user_version`: the number of the last migration.
 
+use crate::convert::failed;
 use aviflow_engine::ports::StoreError;
 use rusqlite::{Connection, ErrorCode, OpenFlags, TransactionBehavior};
 use std::fs::OpenOptions;
@@ -33,11 +34,6 @@ pub(super) fn sql(e: rusqlite::Error) -> StoreError {
         }
         _ => failed(e),
     }
-}
-
-/// Any other error.
-pub(super) fn failed(e: impl ToString) -> StoreError {
-    StoreError::Failed(e.to_string())
 }
 
 /// Opens the file for writing, makes it if it is missing, and brings it to this version.

@@ -1,5 +1,7 @@
 use super::*;
 use crate::contract::{Harness, Rng, World, assert_same, check};
+use crate::read::{ActFilter, Filter, Keeper, Reader, Which};
+use crate::usage::{By, UsageRow};
 use aviflow_core::gpus::{GpuSet, Slots};
 use aviflow_core::ledger::{Entry, GpuState, Ledger, Owner, Posting};
 use aviflow_core::lifecycle::Moment;
@@ -31,7 +33,7 @@ impl Harness for Sqlite {
         self.store = None;
         self.store = Some(SqliteStore::open(self.folder.path()).unwrap());
     }
-    fn rival(&self) -> Box<dyn Store> {
+    fn rival(&self) -> Box<dyn Store + Send> {
         Box::new(SqliteStore::open_unlocked(self.folder.path()).unwrap())
     }
     fn starve(&mut self, on: bool) {
@@ -55,7 +57,7 @@ impl Harness for Sqlite {
 }
 
 /// Newest first.
-pub(super) fn all_acts(reader: &Reader) -> Vec<Act> {
+pub(super) fn all_acts(reader: &dyn Reader) -> Vec<Act> {
     let filter = ActFilter { limit: u32::MAX, ..ActFilter::default() };
     reader.acts(&filter).unwrap().into_iter().map(|r| r.act).collect()
 }
@@ -101,7 +103,7 @@ fn an_older_program_refuses_a_newer_store() {
     drop(store);
     let newer = StoreError::Newer { found: 99, known: 2 };
     assert_eq!(SqliteStore::open(folder.path()).unwrap_err(), newer);
-    assert_eq!(Reader::open(folder.path()).unwrap_err(), newer);
+    assert_eq!(SqliteReader::open(folder.path()).unwrap_err(), newer);
 }
 
 #[test]
@@ -299,7 +301,7 @@ fn a_store_of_the_first_version_is_brought_up_to_date() {
     let old = folder.path().join("old.db");
     conn.execute("VACUUM INTO ?1", [old.to_str().unwrap()]).unwrap();
     drop(conn);
-    let e = Reader::open(folder.path()).unwrap_err().to_string();
+    let e = SqliteReader::open(folder.path()).unwrap_err().to_string();
     assert!(e.contains("start the control plane once"), "{e}");
     let check = |folder: &Path| {
         let loaded = SqliteStore::open(folder).unwrap().acquire().unwrap();
@@ -576,7 +578,7 @@ fn cost() {
     let start = std::time::Instant::now();
     let loaded = SqliteStore::open(folder.path()).unwrap().acquire().unwrap();
     eprintln!("open and load of {} jobs: {:?}", loaded.snapshot.jobs.len(), start.elapsed());
-    let reader = Reader::open(folder.path()).unwrap();
+    let reader = SqliteReader::open(folder.path()).unwrap();
     let start = std::time::Instant::now();
     let n = reader.jobs(&Filter::default()).unwrap().len();
     eprintln!("a list of {n} jobs: {:?}", start.elapsed());

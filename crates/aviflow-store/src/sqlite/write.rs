@@ -1,9 +1,9 @@
 //! Writing a batch.
 
 use super::acts;
-use super::convert::{int, to_json, uint};
-use super::load::{DRAINS, HISTORY, POLICY};
-use super::schema::{failed, sql};
+use super::schema::sql;
+use crate::convert::{failed, int, to_json, uint};
+use crate::settings;
 use aviflow_core::ledger::{Entry, Open};
 use aviflow_core::model::{Job, JobId, Node, NodeId, Term};
 use aviflow_core::time::Time;
@@ -98,13 +98,7 @@ fn documents(conn: &Connection, batch: &Batch) -> Result<(), StoreError> {
             None => execute(conn, "DELETE FROM decayed WHERE queue = ?1 AND user = ?2", [queue, user])?,
         };
     }
-    let settings = [
-        (POLICY, batch.policy.as_ref().map(to_json)),
-        (HISTORY, batch.history.as_ref().map(to_json)),
-        (DRAINS, batch.drains.as_ref().map(to_json)),
-    ];
-    for (name, value) in settings {
-        let Some(value) = value.transpose()? else { continue };
+    for (name, value) in settings::changed(batch)? {
         let text = "INSERT INTO settings (name, value) VALUES (?1, ?2) ON CONFLICT (name) DO UPDATE SET value = ?2";
         execute(conn, text, (name, value))?;
     }

@@ -190,12 +190,20 @@ pub struct StartArgs {
 Writes its address to server.json and its token to `token` in the home folder, for this user
 alone. SIGTERM ends it; trainings go on.
 
+A database's address is best given as AVIFLOW_STORE: arguments are seen by everybody on the machine.
+
 Examples:
-  aviflow serve --nodes 2 --gpus-per-node 8")]
+  aviflow serve --nodes 2 --gpus-per-node 8
+  AVIFLOW_STORE=postgres://aviflow:PASSWORD@db.example.com/aviflow aviflow serve")]
 pub struct ServeArgs {
     /// Where state lives [default: $AVIFLOW_HOME, or aviflow in the user's state folder]
     #[arg(long, value_name = "FOLDER")]
     pub home: Option<PathBuf>,
+
+    /// The store: `sqlite`, a file in the home folder, or the address of a PostgreSQL database,
+    /// postgres://USER:PASSWORD@HOST:PORT/DATABASE [default: $AVIFLOW_STORE, or sqlite]
+    #[arg(long, value_name = "STORE", env = "AVIFLOW_STORE", hide_env = true)]
+    pub store: Option<StoreAddress>,
 
     /// The pool and the address
     #[command(flatten)]
@@ -250,6 +258,22 @@ pub struct KubeArgs {
     /// Where the job volumes of the pools are mounted here, for `aviflow cp`
     #[arg(long, env = "AVIFLOW_VOLUMES", value_name = "FOLDER", requires = "kube")]
     pub volumes: Option<PathBuf>,
+}
+
+/// Where the store is; it may have a password in it, which is shown nowhere.
+#[derive(Clone)]
+pub struct StoreAddress(pub String);
+
+impl From<&str> for StoreAddress {
+    fn from(text: &str) -> StoreAddress {
+        StoreAddress(text.to_owned())
+    }
+}
+
+impl std::fmt::Debug for StoreAddress {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("StoreAddress")
+    }
 }
 
 /// `store`

@@ -11,10 +11,18 @@ pub fn store(app: &App, command: StoreCommand) -> Result<()> {
         return Err(Failure::new("only the store of this machine can be backed up from here")
             .help("run this where the control plane runs"));
     }
+    if let Some(address) = crate::serve::store::remembered(&app.home) {
+        let pg = match &command {
+            StoreCommand::Backup { .. } => "`pg_dump --schema=aviflow` makes a backup while it is in use",
+            StoreCommand::Restore { .. } => "`psql` puts one in place; the numbers must be raised then",
+        };
+        return Err(Failure::new(format!("the store of this control plane is in PostgreSQL, at {address}"))
+            .help(format!("{pg}; docs/admin/backup.md has the steps")));
+    }
     let failed = |e: aviflow_engine::ports::StoreError| Failure::new(e.to_string());
     match command {
         StoreCommand::Backup { file } => {
-            let reader = aviflow_store::Reader::open(app.home.path()).map_err(failed)?;
+            let reader = aviflow_store::sqlite::SqliteReader::open(app.home.path()).map_err(failed)?;
             reader.backup(&file).map_err(failed)?;
             print(&format!(
                 "backed up the store in {} to {}\nlogs and code snapshots are not in it: copy {} too\n",

@@ -27,8 +27,8 @@ const OBJECTS: Duration = Duration::from_secs(24 * 3600);
 
 /// What is kept where.
 pub struct Housekeeping {
-    pub keeper: Keeper,
-    pub reader: Reader,
+    pub keeper: Box<dyn Keeper>,
+    pub reader: Arc<dyn Reader>,
     pub objects: Arc<Objects>,
     pub telemetry: Arc<FileTelemetry>,
     /// The folder of everything that a job keeps.
@@ -112,7 +112,7 @@ mod tests {
     use aviflow_engine::engine::{Answer, Input, Submission};
     use aviflow_engine::ports::{Cluster, Observation, Stamped};
     use aviflow_engine::telemetry::{StreamKey, Telemetry};
-    use aviflow_store::SqliteStore;
+    use aviflow_store::{Reader, SqliteStore};
     use std::fs;
 
     struct Idle;
@@ -139,7 +139,7 @@ mod tests {
     fn what_cannot_be_removed_is_kept_whole_and_found_again() {
         let home = tempfile::TempDir::new().unwrap();
         let store = SqliteStore::open(home.path()).unwrap();
-        let (keeper, reader) = (store.keeper().unwrap(), store.reader().unwrap());
+        let (keeper, reader) = (Box::new(store.keeper().unwrap()), Arc::new(store.reader().unwrap()));
         let (engine, thread) = Starter::default().start(store, Idle, |_| {}).unwrap();
         let (name, pool, gpu_type) = ("local-0".into(), "local".into(), "none".into());
         engine.observe(Observation::NodeSeen { name, pool, gpu_type, gpus: 1, path: Vec::new() }, None);

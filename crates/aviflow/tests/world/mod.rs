@@ -16,6 +16,8 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 
 pub struct World {
     folder: tempfile::TempDir,
+    /// The address of its store, where that is a database.
+    store: Option<String>,
 }
 
 /// What a command said.
@@ -31,7 +33,14 @@ impl World {
         let folder = tempfile::tempdir().expect("folder");
         fs::create_dir(folder.path().join("home")).expect("folder");
         fs::create_dir(folder.path().join("work")).expect("folder");
-        World { folder }
+        World { folder, store: None }
+    }
+
+    /// A world whose store is a database.
+    pub fn on_database(url: &str) -> World {
+        let mut world = World::new();
+        world.store = Some(url.to_owned());
+        world
     }
 
     /// A world whose control plane runs with this pool.
@@ -68,7 +77,11 @@ impl World {
             .env("USER", "ada")
             .env_remove("AVIFLOW_CONTEXT")
             .env_remove("AVIFLOW_USER")
+            .env_remove("AVIFLOW_STORE")
             .stdin(Stdio::null());
+        if let Some(store) = &self.store {
+            command.env("AVIFLOW_STORE", store);
+        }
         command
     }
 

@@ -30,8 +30,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::Semaphore;
 
-/// The queue of an object that names none.
-const DEFAULT_QUEUE: &str = "default";
 /// How often states are looked at, at most.
 const LOOK: Duration = Duration::from_millis(500);
 /// How often a status is written of which only the words for waiting changed.
@@ -88,6 +86,8 @@ pub struct Mirror {
     client: Client,
     engine: Handle,
     jobs: Arc<dyn Jobs>,
+    /// The queue of an object that names none.
+    default_queue: String,
     objects: BTreeMap<Name, Known>,
     by_job: BTreeMap<JobId, Name>,
     listed: bool,
@@ -105,12 +105,13 @@ enum Done {
 
 impl Mirror {
     /// Runs until the task is aborted.
-    pub async fn run(client: Client, engine: Handle, jobs: Arc<dyn Jobs>) {
+    pub async fn run(client: Client, engine: Handle, jobs: Arc<dyn Jobs>, default_queue: String) {
         let (done, mut finished) = tokio::sync::mpsc::unbounded_channel();
         let mut mirror = Mirror {
             client: client.clone(),
             engine: engine.clone(),
             jobs,
+            default_queue,
             objects: BTreeMap::new(),
             by_job: BTreeMap::new(),
             listed: false,
@@ -251,6 +252,7 @@ impl Mirror {
             return;
         }
         let (api, jobs, done) = (self.api(&name.0), self.jobs.clone(), self.done.clone());
+        let queue = self.default_queue.clone();
         tokio::spawn(async move {
             let finalizers = json!({"metadata": {"finalizers": [names::FINALIZER]}});
             let patch = Patch::Merge(&finalizers);
@@ -258,7 +260,7 @@ impl Mirror {
             let answer = match marked {
                 Err(Refused { message, .. }) => Err(format!("its finalizer could not be set: {message}")),
                 Ok(_) => {
-                    let applied = applied(&name.0, &object);
+                    let applied = applied(&name.0, &object, &queue);
                     let asked = tokio::task::spawn_blocking(move || jobs.submit(applied?)).await;
                     asked.unwrap_or_else(|_| Err("the control plane is stopping".to_owned()))
                 }
@@ -328,6 +330,7 @@ impl Mirror {
         let names: Vec<Name> = self.objects.iter().filter(|(_, k)| refused(k)).map(|(n, _)| n.clone()).collect();
         for name in names {
             let (api, done, jobs) = (self.api(&name.0), self.done.clone(), self.jobs.clone());
+            let queue = self.default_queue.clone();
             if !self.busy.insert(name.clone()) {
                 continue;
             }
@@ -335,7 +338,7 @@ impl Mirror {
                 let answer = match persist(|| async { api.get(&name.1).await }).await {
                     Err(refused) => Err(refused.message),
                     Ok(object) => {
-                        let applied = applied(&name.0, &object);
+                        let applied = applied(&name.0, &object, &queue);
                         let asked = tokio::task::spawn_blocking(move || jobs.submit(applied?)).await;
                         asked.unwrap_or_else(|_| Err("the control plane is stopping".to_owned()))
                     }
@@ -451,8 +454,8 @@ fn name_of(object: &DynamicObject) -> Option<Name> {
     Some((object.metadata.namespace.clone()?, object.metadata.name.clone()?))
 }
 
-fn applied(namespace: &str, object: &DynamicObject) -> Result<Applied, String> {
-    let (spec, mut provenance) = object::document(object, DEFAULT_QUEUE)?;
+fn applied(namespace: &str, object: &DynamicObject, default_queue: &str) -> Result<Applied, String> {
+    let (spec, mut provenance) = object::document(object, default_queue)?;
     let user = object::submitter(object).ok_or_else(|| {
         format!(
             "nobody stamped who submitted it (annotation {}); install Aviflow's admission policies and apply it again",

@@ -30,7 +30,6 @@ use housekeeping::Housekeeping;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 use store::Stores;
 use tokio::net::TcpListener;
@@ -190,7 +189,7 @@ impl Plane {
             config: ServerConfig::default(),
         });
         if let Some(client) = client {
-            kube::mirror(client, engine.clone(), server.applies(), runtime);
+            kube::mirror(client, engine.clone(), server.applies(), kube, runtime);
         }
         Ok(Plane { engine, thread, ended, server, started })
     }

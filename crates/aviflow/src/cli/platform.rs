@@ -225,13 +225,13 @@ pub struct KubeArgs {
     #[arg(long, env = "AVIFLOW_KUBE")]
     pub kube: bool,
 
-    /// Where agents connect
-    #[arg(long, env = "AVIFLOW_AGENTS", value_name = "ADDRESS", default_value = "0.0.0.0:8081", requires = "kube")]
-    pub agents: SocketAddr,
+    /// Where agents connect [default: 0.0.0.0:8081]
+    #[arg(long, env = "AVIFLOW_AGENTS", value_name = "ADDRESS", requires = "kube")]
+    pub agents: Option<SocketAddr>,
 
-    /// Where pods fetch code
-    #[arg(long, env = "AVIFLOW_DEPOT", value_name = "ADDRESS", default_value = "0.0.0.0:8082", requires = "kube")]
-    pub depot: SocketAddr,
+    /// Where pods fetch code [default: 0.0.0.0:8082]
+    #[arg(long, env = "AVIFLOW_DEPOT", value_name = "ADDRESS", requires = "kube")]
+    pub depot: Option<SocketAddr>,
 
     /// The address under which pods reach both: an address, as names may take long to be known
     #[arg(long, env = "AVIFLOW_ADVERTISE", value_name = "IP", requires = "kube")]
@@ -244,6 +244,10 @@ pub struct KubeArgs {
     /// Aviflow's own namespace
     #[arg(long, env = "AVIFLOW_NAMESPACE", value_name = "NAME", default_value = "aviflow-system", requires = "kube")]
     pub kube_namespace: String,
+
+    /// The queue of an object that names none
+    #[arg(long, env = "AVIFLOW_DEFAULT_QUEUE", value_name = "NAME", default_value = "default", requires = "kube")]
+    pub default_queue: String,
 
     /// The PriorityClass of job pods of pools that name none
     #[arg(

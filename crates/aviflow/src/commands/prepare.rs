@@ -129,7 +129,7 @@ fn fetch(sha256: &str, path: &Path) -> Result<(), Trouble> {
             .call();
         match answer {
             Ok(mut answer) if answer.status() == 200 => {
-                let copy = || {
+                let mut copy = || {
                     let mut file = fs::File::create(path)?;
                     std::io::copy(&mut answer.body_mut().as_reader(), &mut file)
                 };

@@ -62,7 +62,11 @@ pub fn ground(
                 .help("choose other addresses with --agents and --depot")
         })
     };
-    let listeners = Listeners { agents: listen(args.agents)?, depot: listen(args.depot)? };
+    let any = |port| SocketAddr::from(([0, 0, 0, 0], port));
+    let listeners = Listeners {
+        agents: listen(args.agents.unwrap_or(any(8081)))?,
+        depot: listen(args.depot.unwrap_or(any(8082)))?,
+    };
     let bound = |listener: &TcpListener| listener.local_addr().or_fail(|| "a listener has no address".to_owned());
     let (agents, depot) = (bound(&listeners.agents)?, bound(&listeners.depot)?);
     let ip = advertised(args, agents.ip())?;
@@ -101,8 +105,8 @@ fn advertised(args: &KubeArgs, bound: IpAddr) -> Result<IpAddr> {
 }
 
 /// Keeps objects and jobs alike, from now on.
-pub fn mirror(client: Client, engine: Handle, applies: Applies, runtime: &Runtime) {
-    runtime.spawn(Mirror::run(client, engine, Arc::new(Submits(applies))));
+pub fn mirror(client: Client, engine: Handle, applies: Applies, args: &KubeArgs, runtime: &Runtime) {
+    runtime.spawn(Mirror::run(client, engine, Arc::new(Submits(applies)), args.default_queue.clone()));
 }
 
 struct Submits(Applies);

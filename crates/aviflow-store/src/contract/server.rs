@@ -79,6 +79,7 @@ impl Server {
             said.push_str(&line);
             said.push('\n');
         }
+        let _ = keeper.wait();
         panic!("PostgreSQL does not start:\n{said}");
     }
 

@@ -86,8 +86,11 @@ async fn pipeline(session: &Session, writes: &[Write]) -> Result<Vec<u64>, Troub
     results.into_iter().flatten().map(|result| result.map_err(Trouble::from)).collect()
 }
 
+/// A job with its document.
+type New<'a> = (&'a Job, &'a JobRecord);
+
 /// New jobs with their documents, and jobs that changed; of each the last state that the batch has.
-fn split(batch: &Batch) -> Result<(Vec<(&Job, &JobRecord)>, Vec<&Job>), StoreError> {
+fn split(batch: &Batch) -> Result<(Vec<New<'_>>, Vec<&Job>), StoreError> {
     let mut records: BTreeMap<JobId, &JobRecord> = batch.records.iter().map(|r| (r.id, r.as_ref())).collect();
     let jobs: BTreeMap<JobId, &Job> = batch.jobs.iter().map(|j| (j.id, j)).collect();
     let (mut inserted, mut updated) = (Vec::new(), Vec::new());
@@ -107,21 +110,21 @@ fn ended(job: &Job, at: Time) -> Option<i64> {
     job.phase.is_terminal().then_some(at.0)
 }
 
-fn insert(jobs: &[(&Job, &JobRecord)], at: Time) -> Result<Write, StoreError> {
-    let texts = |f: fn(&(&Job, &JobRecord)) -> String| {
-        Value::texts(jobs.iter().map(f).collect::<Vec<_>>().iter().map(String::as_str))
-    };
+fn insert(jobs: &[New<'_>], at: Time) -> Result<Write, StoreError> {
+    fn texts<'a>(jobs: &'a [New<'a>], f: impl Fn(&New<'a>) -> &'a str) -> Value {
+        Value::texts(jobs.iter().map(f))
+    }
     Ok(Write {
         text: "INSERT INTO jobs (id, namespace, name, work, \"user\", queue, phase, submitted, ended, job, record)
                SELECT * FROM unnest($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
         values: vec![
             Value::Ints(jobs.iter().map(|(j, _)| int(j.id.0)).collect()),
-            texts(|(j, _)| j.key.namespace.clone()),
-            texts(|(j, _)| j.key.name.clone()),
-            texts(|(_, r)| r.spec.name.clone()),
-            texts(|(j, _)| j.user.clone()),
-            texts(|(j, _)| j.request.queue.clone()),
-            texts(|(j, _)| j.phase.name().to_owned()),
+            texts(jobs, |(j, _)| &j.key.namespace),
+            texts(jobs, |(j, _)| &j.key.name),
+            texts(jobs, |(_, r)| &r.spec.name),
+            texts(jobs, |(j, _)| &j.user),
+            texts(jobs, |(j, _)| &j.request.queue),
+            texts(jobs, |(j, _)| j.phase.name()),
             Value::Ints(jobs.iter().map(|(j, _)| j.submitted.0).collect()),
             Value::OptInts(jobs.iter().map(|(j, _)| ended(j, at)).collect()),
             jsons(jobs.iter().map(|(j, _)| *j))?,

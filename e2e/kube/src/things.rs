@@ -2,18 +2,18 @@
 
 use crate::plane::LONGEST;
 use anyhow::{Result, bail};
-use aviflow_testcluster::{Cluster, images, until};
+use aviflow_testcluster::{Cluster, until};
 use serde_json::{Value, json};
 
-/// A job's object: `nodes` nodes of `gpus` GPUs that run a script.
-pub fn job(name: &str, nodes: u32, gpus: u32, script: &str) -> Value {
+/// A job's object of an image: `nodes` nodes of `gpus` GPUs that run a script.
+pub fn job(image: &str, name: &str, nodes: u32, gpus: u32, script: &str) -> Value {
     json!({
         "apiVersion": "aviflow.dev/v1alpha1",
         "kind": "TrainingJob",
         "metadata": {"name": name},
         "spec": {
             "queue": "default",
-            "image": images::PYTHON,
+            "image": image,
             "nodes": {"min": nodes, "max": nodes},
             "gpusPerNode": gpus,
             "run": ["bash", "-c", script],

@@ -17,6 +17,15 @@ pub struct World {
     pub plane: Plane,
     /// The cluster.
     pub cluster: Cluster,
+    /// An image with a shell and Python, by its digest in the cluster's registry.
+    pub image: String,
+}
+
+impl World {
+    /// A job's object: `nodes` nodes of `gpus` GPUs that run a script.
+    pub fn job(&self, name: &str, nodes: u32, gpus: u32, script: &str) -> serde_json::Value {
+        aviflow_e2e_kube::job(&self.image, name, nodes, gpus, script)
+    }
 }
 
 type Shared = Arc<Mutex<Option<World>>>;
@@ -49,10 +58,13 @@ fn on_shared(shared: &Shared, test: scenarios::Test) -> anyhow::Result<()> {
     let mut world = shared.lock().map_err(|_| anyhow::anyhow!("an earlier test panicked on this cluster"))?;
     if world.is_none() {
         let folder = tempfile::tempdir()?;
-        let images = vec![images::minimal_python()?, Plane::image(folder.path())?];
+        let images = vec![Plane::image(folder.path())?];
         let cluster = Cluster::start(Options { images, ..Options::default() })?;
         scenarios::install(&cluster)?;
-        *world = Some(World { plane: Plane::start(&cluster)?, cluster });
+        let registry = cluster.registry();
+        let digest = registry.push(&images::minimal_python()?, "python")?;
+        let image = format!("{}/python@{digest}", registry.address());
+        *world = Some(World { plane: Plane::start(&cluster)?, cluster, image });
     }
     world.as_mut().map_or(Ok(()), test)
 }

@@ -2,7 +2,7 @@
 
 use crate::World;
 use anyhow::{Result, ensure};
-use aviflow_e2e_kube::{Phase as _, job};
+use aviflow_e2e_kube::Phase as _;
 use aviflow_testcluster::until;
 use serde_json::json;
 use std::time::Duration;
@@ -11,7 +11,7 @@ const LONGEST: Duration = Duration::from_secs(90);
 
 pub fn an_applied_job_runs_on_two_nodes(world: &mut World) -> Result<()> {
     let script = "echo rank $NODE_RANK of $NNODES on $AVIFLOW_NODE, gpus $NVIDIA_VISIBLE_DEVICES";
-    world.cluster.apply(&job("two", 2, 8, script).to_string())?;
+    world.cluster.apply(&world.job("two", 2, 8, script).to_string())?;
     let object = world.cluster.phase("two", "Succeeded")?;
     ensure!(object["status"]["attempt"] == 1, "{}", object["status"]);
     let log = world.plane.ok(&["logs", "two"])?;
@@ -25,7 +25,7 @@ pub fn an_applied_job_runs_on_two_nodes(world: &mut World) -> Result<()> {
 }
 
 pub fn a_failing_job_says_why(world: &mut World) -> Result<()> {
-    let mut failing = job("bad", 2, 1, "echo about to fail; [ $NODE_RANK = 0 ] || exit 3; sleep 600");
+    let mut failing = world.job("bad", 2, 1, "echo about to fail; [ $NODE_RANK = 0 ] || exit 3; sleep 600");
     failing["spec"]["retry"] = json!({"failures": 1});
     world.cluster.apply(&failing.to_string())?;
     let object = until("it fails", LONGEST, || {
@@ -41,7 +41,7 @@ pub fn a_failing_job_says_why(world: &mut World) -> Result<()> {
 }
 
 pub fn a_gang_that_does_not_fit_makes_no_pod(world: &mut World) -> Result<()> {
-    let refused = job("three", 3, 8, "true");
+    let refused = world.job("three", 3, 8, "true");
     world.cluster.apply(&refused.to_string())?;
     let object = until("it is refused with a reason", LONGEST, || {
         let object = world.cluster.object("three")?;
@@ -49,9 +49,9 @@ pub fn a_gang_that_does_not_fit_makes_no_pod(world: &mut World) -> Result<()> {
         Ok((!reason.is_empty()).then_some(reason))
     })?;
     ensure!(object.contains("can never start"), "{object}");
-    world.cluster.apply(&job("holder", 1, 8, "sleep 600").to_string())?;
+    world.cluster.apply(&world.job("holder", 1, 8, "sleep 600").to_string())?;
     world.cluster.phase("holder", "Running")?;
-    world.cluster.apply(&job("waits", 2, 8, "true").to_string())?;
+    world.cluster.apply(&world.job("waits", 2, 8, "true").to_string())?;
     let reason = until("it waits with a reason", LONGEST, || {
         let object = world.cluster.object("waits")?;
         Ok(object["status"]["reason"].as_str().filter(|r| !r.is_empty()).map(str::to_owned))
@@ -67,7 +67,7 @@ pub fn a_gang_that_does_not_fit_makes_no_pod(world: &mut World) -> Result<()> {
 
 pub fn a_deleted_object_is_a_graceful_stop(world: &mut World) -> Result<()> {
     let script = "trap 'echo saved; exit 0' TERM; echo ready; sleep 600 & wait";
-    world.cluster.apply(&job("gone", 1, 4, script).to_string())?;
+    world.cluster.apply(&world.job("gone", 1, 4, script).to_string())?;
     world.cluster.phase("gone", "Running")?;
     until("it is ready", LONGEST, || Ok(world.plane.ok(&["logs", "gone"])?.contains("ready").then_some(())))?;
     // Comes back once the finalizer is gone.
@@ -83,7 +83,7 @@ pub fn a_deleted_object_is_a_graceful_stop(world: &mut World) -> Result<()> {
 pub fn a_job_of_the_command_line_has_its_object(world: &mut World) -> Result<()> {
     let folder = tempfile::tempdir()?;
     std::fs::write(folder.path().join("hello.py"), "print('from the snapshot')\n")?;
-    let document = "name: shipped\nimage: aviflow.test/python:1\ncode: .\nrun: python3 hello.py\n";
+    let document = format!("name: shipped\nimage: {}\ncode: .\nrun: python3 hello.py\n", world.image);
     let file = folder.path().join("job.yaml");
     std::fs::write(&file, document)?;
     let said = world.plane.ok(&["run", &file.display().to_string()])?;

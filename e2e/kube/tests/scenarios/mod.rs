@@ -25,5 +25,6 @@ pub fn install(cluster: &Cluster) -> Result<()> {
     let ours = |document: &&str| !document.contains("\nkind: Deployment\n");
     let documents: Vec<&str> = manifest.split("\n---\n").filter(ours).collect();
     cluster.kubectl_with(&["apply", "--server-side", "-f", "-"], &documents.join("\n---\n"))?;
+    cluster.kubectl_ok(&["wait", "--for=condition=Established", "crd", "--all", "--timeout=60s"])?;
     Ok(())
 }

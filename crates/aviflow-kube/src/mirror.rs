@@ -32,6 +32,8 @@ use tokio::sync::Semaphore;
 
 /// How often states are looked at, at most.
 const LOOK: Duration = Duration::from_millis(500);
+/// How often states are looked at that could not be written when they changed.
+const LATE: Duration = Duration::from_secs(1);
 /// How often a status is written of which only the words for waiting changed.
 const WORDS: Duration = Duration::from_secs(20);
 /// Statuses and objects that are written at a time.
@@ -91,6 +93,8 @@ pub struct Mirror {
     objects: BTreeMap<Name, Known>,
     by_job: BTreeMap<JobId, Name>,
     listed: bool,
+    /// Something was not written, as it was being written or had just been.
+    late: bool,
     writes: Arc<Semaphore>,
     /// Objects that are being written, and are left alone until that is done.
     busy: BTreeSet<Name>,
@@ -115,6 +119,7 @@ impl Mirror {
             objects: BTreeMap::new(),
             by_job: BTreeMap::new(),
             listed: false,
+            late: false,
             writes: Arc::new(Semaphore::new(WRITES)),
             busy: BTreeSet::new(),
             done,
@@ -124,11 +129,17 @@ impl Mirror {
         let mut changed = engine.changed();
         let mut list = BTreeSet::new();
         let mut again = tokio::time::interval(AGAIN);
+        let mut late = tokio::time::interval(LATE);
         loop {
             tokio::select! {
                 Some(event) = events.next() => mirror.event(event, &mut list),
                 Some(done) = finished.recv() => mirror.finish(done),
                 _ = again.tick() => mirror.retry(),
+                _ = late.tick() => {
+                    if std::mem::take(&mut mirror.late) {
+                        mirror.look().await;
+                    }
+                }
                 Ok(()) = changed.changed() => {
                     changed.mark_unchanged();
                     mirror.look().await;
@@ -227,6 +238,7 @@ impl Mirror {
     /// Writes to an object, unless it is being written: then the next look does.
     fn patch(&mut self, name: &Name, patch: Value, status: bool) {
         if !self.busy.insert(name.clone()) {
+            self.late = true;
             return;
         }
         let (api, writes, done, name) = (self.api(&name.0), self.writes.clone(), self.done.clone(), name.clone());
@@ -310,6 +322,7 @@ impl Mirror {
     fn write(&mut self, name: &Name, status: TrainingJobStatus) {
         let Some(known) = self.objects.get_mut(name).filter(|k| k.status != status) else { return };
         if self.busy.contains(name) {
+            self.late = true;
             return;
         }
         // What is not there any more must be said to be absent, in a merge.
@@ -408,7 +421,9 @@ impl Mirror {
         let Some(known) = self.objects.get(name) else { return };
         let status = status_of(seen, known);
         let words_only = known.status.phase == status.phase && known.status.attempt == status.attempt;
-        if words_only && known.written.is_some_and(|at| at.elapsed() < WORDS) {
+        let said = known.status.reason.is_some();
+        if words_only && said && known.written.is_some_and(|at| at.elapsed() < WORDS) {
+            self.late |= known.status != status;
             return;
         }
         self.write(name, status);

@@ -1,10 +1,14 @@
 //! What is tested.
 
+mod crashes;
 mod life;
+mod others;
+mod trouble;
 
 use crate::World;
 use anyhow::Result;
-use aviflow_testcluster::Cluster;
+use aviflow_testcluster::{Cluster, until};
+use std::time::Duration;
 
 /// A test on a cluster that others use after it.
 pub type Test = fn(&mut World) -> Result<()>;
@@ -16,7 +20,21 @@ pub const ALL: &[(&str, Test)] = &[
     ("a_gang_that_does_not_fit_makes_no_pod", life::a_gang_that_does_not_fit_makes_no_pod),
     ("a_deleted_object_is_a_graceful_stop", life::a_deleted_object_is_a_graceful_stop),
     ("a_job_of_the_command_line_has_its_object", life::a_job_of_the_command_line_has_its_object),
+    ("gpus_of_others_are_respected", others::gpus_of_others_are_respected),
+    ("a_claim_holds_against_others", others::a_claim_holds_against_others),
+    ("a_cordoned_node_takes_no_job", others::a_cordoned_node_takes_no_job),
+    ("a_missing_image_spends_no_retry", trouble::a_missing_image_spends_no_retry),
+    ("a_deleted_pod_is_no_failure", trouble::a_deleted_pod_is_no_failure),
+    ("a_drained_node_is_left_with_a_checkpoint", trouble::a_drained_node_is_left_with_a_checkpoint),
+    ("a_worker_that_takes_too_much_memory_says_so", trouble::a_worker_that_takes_too_much_memory_says_so),
+    ("an_image_without_a_shell_runs_as_anybody", trouble::an_image_without_a_shell_runs_as_anybody),
+    ("a_broken_device_is_left_alone", trouble::a_broken_device_is_left_alone),
+    ("a_control_plane_may_die_at_any_time", crashes::a_control_plane_may_die_at_any_time),
+    ("the_apiserver_may_be_away", crashes::the_apiserver_may_be_away),
 ];
+
+/// How long anything may take. Seconds are usual; this is for a busy machine.
+pub const LONGEST: Duration = Duration::from_secs(120);
 
 /// Installs what an administrator would; but for the Deployment, as tests run the control plane where they can
 /// kill it.
@@ -26,5 +44,11 @@ pub fn install(cluster: &Cluster) -> Result<()> {
     let documents: Vec<&str> = manifest.split("\n---\n").filter(ours).collect();
     cluster.kubectl_with(&["apply", "--server-side", "-f", "-"], &documents.join("\n---\n"))?;
     cluster.kubectl_ok(&["wait", "--for=condition=Established", "crd", "--all", "--timeout=60s"])?;
+    // The apiserver's policies learn of new kinds every half minute.
+    let try_out = aviflow_e2e_kube::job(&format!("x@sha256:{}", "0".repeat(64)), "try-out", 1, 1, "true").to_string();
+    until("the admission policies know the kind", Duration::from_secs(90), || {
+        let taken = cluster.kubectl_with(&["create", "--dry-run=server", "-f", "-"], &try_out);
+        Ok(taken.ok())
+    })?;
     Ok(())
 }

@@ -29,7 +29,7 @@ use aviflow_core::model::JobId;
 use aviflow_core::time::{Span, Time};
 use std::collections::{BTreeMap, BTreeSet};
 use store::{SimStore, WriteEnd};
-use world::World;
+use world::{Said, World};
 
 /// Why a history is wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -169,8 +169,15 @@ impl<'a> Sim<'a> {
         let inputs: Vec<Input> = happened.observations.iter().map(|o| Input::Observe(o.observation.clone())).collect();
         let due = self.engine.as_ref().and_then(Engine::next_wake).is_some_and(|t| t <= self.world.wall());
         if (!inputs.is_empty() || due) && self.turn(&inputs)?.is_some() {
+            let mut said = Said::default();
             for o in &happened.observations {
                 self.world.acknowledge(o);
+                said.hear(&o.observation);
+            }
+            let snapshot = self.engine.as_ref().map(Engine::snapshot);
+            let what = snapshot.map(|s| World::believed(&said, s)).unwrap_or_default();
+            if !what.is_empty() {
+                return Err(self.wrong(what));
             }
         }
         self.cancel_what_is_seen()?;
@@ -318,6 +325,7 @@ impl<'a> Sim<'a> {
         let audited = engine.audit.as_mut().map(|a| std::mem::take(&mut a.wrong)).unwrap_or_default();
         let mut what = aviflow_core::lint::lint(engine.snapshot());
         what.extend(self.checker.after_turn(engine, &self.store));
+        what.extend(self.world.keeps(engine.snapshot()));
         what.extend(audited);
         if what.is_empty() { Ok(()) } else { Err(self.wrong(what)) }
     }

@@ -1,8 +1,9 @@
 //! What a worker's event does to its gang.
 
+use super::resolve::resolve;
 use super::{
-    Action, Effect, FAILED_GRACE, LAUNCH_CODE, MomentKind, PLATFORM_CODE, REQUEUE_CODE, WorkerEvent, leave, resolve,
-    stop, stop_ranks,
+    Action, Effect, FAILED_GRACE, LAUNCH_CODE, MomentKind, PLATFORM_CODE, REQUEUE_CODE, WorkerEvent, leave, stop,
+    stop_ranks,
 };
 use crate::gpus::GpuSet;
 use crate::ledger::GpuState;

@@ -72,7 +72,10 @@ impl<S: Store> Engine<S> {
             }
             Observation::NodeForeign { name, gpus } => {
                 if let Some(id) = self.node_named(name) {
-                    self.change_node(id, |n| n.others = *gpus, work);
+                    let gpus = *gpus;
+                    #[cfg(test)]
+                    let gpus = self.planted.others(self.snapshot.nodes.get(&id).map_or(0, |n| n.others), gpus);
+                    self.change_node(id, |n| n.others = gpus, work);
                 }
             }
             Observation::NodeClosed { name, reason } => {

@@ -5,6 +5,7 @@ use super::store::SimStore;
 use super::world::World;
 use crate::engine::Engine;
 use aviflow_core::ledger::Entry;
+use aviflow_core::lifecycle::REFUSALS;
 use aviflow_core::model::{Cause, Job, JobId, NodeCondition, NodeId, Phase, Queue, Snapshot, Stopping, Suspending};
 use aviflow_core::schedule::{Memo, plan};
 use aviflow_core::time::{Span, Time};
@@ -202,7 +203,7 @@ fn preemptions_end(snapshot: &Snapshot, wrong: &mut Vec<String>) {
 /// Whether a node takes work follows from what people said and when it is.
 fn conditions(engine: &Engine<SimStore>, wrong: &mut Vec<String>) {
     for node in engine.snapshot().nodes.values() {
-        let closed = node.cordoned || node.drained(engine.now());
+        let closed = node.shut() || node.drained(engine.now());
         if node.condition != NodeCondition::Gone && (node.condition == NodeCondition::Cordoned) != closed {
             wrong.push(format!("node {} is {:?} with {:?}", node.name, node.condition, node.drain));
         }
@@ -235,11 +236,11 @@ fn ended_rightly(job: &Job, world: &World, steady_clock: bool) -> Vec<String> {
         wrong.push(format!("{} retries were spent on {failed} failures of the application", c.failures));
     }
     // A worker's last report may overtake the one that says why it never started.
-    let lost = attempts().filter(|t| t.lost || t.launch_failed).count();
+    let lost = attempts().filter(|t| t.lost || t.launch_failed || t.refused).count();
     if c.node_failures as usize > lost {
         wrong.push(format!("{} node failures were counted of {lost}", c.node_failures));
     }
-    let mute = attempts().filter(|t| t.never_ready || t.disturbed).count();
+    let mute = attempts().filter(|t| t.never_ready || t.disturbed || t.refused).count();
     if c.unready as usize > mute {
         wrong.push(format!("{} starts were given up of {mute} that could not become ready", c.unready));
     }
@@ -254,6 +255,14 @@ fn ended_rightly(job: &Job, world: &World, steady_clock: bool) -> Vec<String> {
             let truth = attempts().next_back().unwrap_or_default();
             if matches!(failure.cause, Cause::TimeLimit { .. }) && truth.finished.len() == truth.ranks as usize {
                 wrong.push("every rank had finished, and the time limit failed it".to_owned());
+            }
+            let last = attempts().next_back().unwrap_or_default();
+            let impossible = attempts().filter(|t| t.impossible).count();
+            if let Cause::Launch { reason, .. } = &failure.cause
+                && !last.launch_failed
+                && impossible < REFUSALS as usize
+            {
+                wrong.push(format!("failed after {impossible} refusals: {reason}"));
             }
             if let Cause::Rank { attempt, rank, .. } = &failure.cause {
                 let truth = world.truth.get(&(job.id, *attempt)).cloned().unwrap_or_default();

@@ -13,6 +13,7 @@ struct Features {
     drains: bool,
     people: bool,
     chains: bool,
+    shared: bool,
 }
 
 /// Numbers of a seed, by what they are for.
@@ -46,6 +47,7 @@ impl Features {
             drains: draw.one_in(304, 0, 3),
             people: draw.one_in(305, 0, 2),
             chains: draw.one_in(306, 0, 3),
+            shared: draw.one_in(307, 0, 3),
         }
     }
 
@@ -60,6 +62,7 @@ impl Features {
             drains: self.drains || any(&["drain", "window", "unclaim"]),
             people: self.people || any(&["hold", "release", "update", "spare", "priority"]),
             chains: self.chains || any(&["dependency"]),
+            shared: self.shared || any(&["others", "moved", "leave", "refused"]),
         }
     }
 }
@@ -91,13 +94,22 @@ impl Script {
             to_job(draw, n, at, features, &mut items);
         }
         failures(draw, nodes, &mut items);
+        if features.shared {
+            others(draw, nodes, features, &mut items);
+        }
         if features.drains {
             drains(draw, nodes, &mut items);
         }
         if draw.one_in(17, 0, 2) {
-            let phases =
-                ["Suspending", "Stopping/failure", "Stopping/node failure", "Stopping/requeue", "Stopping/time limit"];
-            let phase = phases[draw.small(18, 0, 5) as usize].to_owned();
+            let phases = [
+                "Suspending",
+                "Stopping/failure",
+                "Stopping/node failure",
+                "Stopping/requeue",
+                "Stopping/time limit",
+                "Stopping/refused",
+            ];
+            let phase = phases[draw.small(18, 0, 6) as usize].to_owned();
             items.push(Step { at: 0, item: Item::CancelWhen { phase } });
         }
         for n in 0..draw.below(12, 0, 9) {
@@ -243,6 +255,28 @@ fn failures(draw: Draw, nodes: u32, items: &mut Vec<Step>) {
     }
 }
 
+/// What others do on the nodes.
+fn others(draw: Draw, nodes: u32, features: Features, items: &mut Vec<Step>) {
+    for n in 0..4 + draw.below(410, 0, 16) {
+        let at = draw.ms(411, n, 200_000);
+        let node = 1 + draw.small(412, n, nodes);
+        match draw.below(413, n, 6) {
+            0 => {
+                items.push(Step { at, item: Item::Close { node, on: true } });
+                let end = at + 1000 + draw.ms(414, n, 60_000);
+                items.push(Step { at: end, item: Item::Close { node, on: false } });
+            }
+            1 if features.topology => {
+                let of = draw.small(415, n, 3);
+                let path = if of == 0 { Vec::new() } else { vec![format!("l{of}"), "s0".to_owned()] };
+                items.push(Step { at, item: Item::Label { node, path } });
+            }
+            // Mostly more than there is: they take what they get.
+            _ => items.push(Step { at, item: Item::Others { node, gpus: draw.small(416, n, 12).saturating_sub(2) } }),
+        }
+    }
+}
+
 fn drains(draw: Draw, nodes: u32, items: &mut Vec<Step>) {
     for n in 0..1 + draw.below(370, 0, 2) {
         let at = draw.ms(371, n, 120_000);
@@ -282,12 +316,14 @@ fn drains(draw: Draw, nodes: u32, items: &mut Vec<Step>) {
 fn job(draw: Draw, n: u64, nodes: u32, features: Features) -> JobScript {
     let own = |what: u64, below: u64| hash(&[draw.0, 100 + what, n]) % below;
     let small = |what: u64, below: u64| u32::try_from(own(what, below)).unwrap_or(0);
-    let outcome = |k: u64| match hash(&[draw.0, 200, n, k]) % 12 {
+    let outcome = |k: u64| match hash(&[draw.0, 200, n, k]) % 14 {
         0..=2 => Outcome::Fail,
         3 => Outcome::Requeue,
         4 => Outcome::LaunchFails,
         5 => Outcome::NeverReady,
         6 => Outcome::Evicted,
+        7 => Outcome::Leaves,
+        8 => Outcome::Refused,
         _ => Outcome::Succeed,
     };
     let gpus_per_node = [1, 2, 4, 8][small(0, 4) as usize];
@@ -318,6 +354,10 @@ fn job(draw: Draw, n: u64, nodes: u32, features: Features) -> JobScript {
         require: (features.topology && draw.one_in(400, n, 4)).then(|| level(401)),
         prefer: (features.topology && draw.one_in(402, n, 4)).then(|| level(403)),
         after: if waits { after.collect() } else { Vec::new() },
-        outcomes: (0..own(10, 4)).map(outcome).collect(),
+        outcomes: if own(11, 16) == 0 {
+            vec![Outcome::Impossible; 5 + small(12, 2) as usize]
+        } else {
+            (0..own(10, 4)).map(outcome).collect()
+        },
     }
 }

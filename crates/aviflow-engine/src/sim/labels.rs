@@ -4,6 +4,7 @@
 use crate::ports::{ActKind, Batch};
 use aviflow_core::lifecycle::MomentKind;
 use aviflow_core::model::{Intent, Job, Node, NodeCondition, Phase, Snapshot};
+use std::cmp::Ordering;
 use std::collections::BTreeSet;
 
 /// A phase, with what is decided to follow it.
@@ -130,6 +131,19 @@ fn node(before: &Node, after: &Node, batch: &Batch) -> Vec<String> {
             }
         }
         (None, None) => {}
+    }
+    match after.others.cmp(&before.others) {
+        Ordering::Less => note("others leave"),
+        Ordering::Greater => note("others come"),
+        Ordering::Equal => {}
+    }
+    match (before.closed.is_some(), after.closed.is_some()) {
+        (false, true) => note("closed by others"),
+        (true, false) => note("opened by others"),
+        (true, true) | (false, false) => {}
+    }
+    if before.path != after.path && before.reported != after.reported {
+        note("moved");
     }
     match (before.cordoned, after.cordoned) {
         (false, true) => note("cordoned"),

@@ -80,6 +80,9 @@ pub(super) fn input(item: &Item, sim: &Sim<'_>) -> Option<Input> {
         | Item::KillAgent { .. }
         | Item::LoseNode { .. }
         | Item::Break { .. }
+        | Item::Others { .. }
+        | Item::Close { .. }
+        | Item::Label { .. }
         | Item::Clear
         | Item::Fault(_) => return None,
     })

@@ -55,10 +55,20 @@ pub(crate) enum Bug {
     WritesNoDrains,
     WritesNoActs,
     ExceedsLimits,
+    CountsOthersTwice,
+    ForgetsThatOthersLeft,
+    GivesOthersGpusAway,
+    KeepsNothing,
+    KeepsForEver,
+    KeepsTooLate,
+    GivesUpBeforeTheLaunch,
+    DoesNotKeepAgain,
+    RefusalsCostRetries,
+    BlamesWhoIsAskedToLeave,
 }
 
 impl Bug {
-    pub(crate) const ALL: [Bug; 41] = [
+    pub(crate) const ALL: [Bug; 51] = [
         Bug::TakesEventsOfOtherAttempts,
         Bug::CountsLostAgentsAsFailures,
         Bug::OverlooksFailedRanks,
@@ -100,6 +110,16 @@ impl Bug {
         Bug::WritesNoDrains,
         Bug::WritesNoActs,
         Bug::ExceedsLimits,
+        Bug::CountsOthersTwice,
+        Bug::ForgetsThatOthersLeft,
+        Bug::GivesOthersGpusAway,
+        Bug::KeepsNothing,
+        Bug::KeepsForEver,
+        Bug::KeepsTooLate,
+        Bug::GivesUpBeforeTheLaunch,
+        Bug::DoesNotKeepAgain,
+        Bug::RefusalsCostRetries,
+        Bug::BlamesWhoIsAskedToLeave,
     ];
 }
 
@@ -154,6 +174,11 @@ impl Planted {
         {
             *event = WorkerEvent::LaunchFailed { reason: reason.clone() };
         }
+        let blamed = self.has(Bug::RefusalsCostRetries) && matches!(event, WorkerEvent::Refused { .. })
+            || self.has(Bug::BlamesWhoIsAskedToLeave) && matches!(event, WorkerEvent::Leaving { .. });
+        if blamed {
+            *event = WorkerEvent::LaunchFailed { reason: "blamed".to_owned() };
+        }
         if let WorkerEvent::RankExited { code, stopping, .. } = event {
             if self.has(Bug::OverlooksFailedRanks) {
                 *code = 0;
@@ -168,6 +193,12 @@ impl Planted {
                 end.stopping &= !self.has(Bug::BlamesRanksThatItStopped);
             }
         }
+    }
+
+    /// Changes how many GPUs others use, where it was another number before.
+    pub(crate) fn others(self, before: u32, now: u32) -> u32 {
+        let now = if self.has(Bug::CountsOthersTwice) { 2 * now } else { now };
+        if self.has(Bug::ForgetsThatOthersLeft) { now.max(before) } else { now }
     }
 
     /// Changes what a new control plane read.
@@ -231,6 +262,9 @@ impl Planted {
                 }
             }
         }
+        if self.has(Bug::GivesOthersGpusAway) && starting {
+            snapshot.nodes.values_mut().for_each(|n| n.foreign = Slots::NONE);
+        }
         let updated = out.moments.iter().any(|m| matches!(m.kind, MomentKind::Updated { .. }));
         if self.has(Bug::ChargesNobodyForUpdates) && updated {
             for key in &out.usage {
@@ -267,6 +301,20 @@ impl Planted {
         }
         if self.has(Bug::ForgetsToStop) {
             orders.retain(|o| !matches!(o, Order::Stop { .. }));
+        }
+        let keeps = |o: &Order| if let Order::Keep { gpus, .. } = o { Some(*gpus) } else { None };
+        if self.has(Bug::KeepsNothing) {
+            orders.retain(|o| keeps(o).is_none_or(|gpus| gpus == 0));
+        }
+        if self.has(Bug::KeepsForEver) {
+            orders.retain(|o| keeps(o) != Some(0));
+        }
+        // In a stable order: all that is kept first, or last.
+        if self.has(Bug::GivesUpBeforeTheLaunch) {
+            orders.sort_by_key(|o| keeps(o).is_none());
+        }
+        if self.has(Bug::KeepsTooLate) {
+            orders.sort_by_key(|o| keeps(o).is_some());
         }
         if self.has(Bug::WritesHalfOfTheJobs) && batch.jobs.len() > 1 {
             batch.jobs.pop();
@@ -308,7 +356,8 @@ impl Planted {
             Order::Prepare { .. } => !self.has(Bug::DoesNotPrepareAgain),
             Order::Launch { .. } => !self.has(Bug::DoesNotLaunchAgain),
             Order::Stop { .. } => !self.has(Bug::DoesNotStopAgain),
-            Order::Confirm { .. } | Order::Remove { .. } | Order::Keep { .. } => true,
+            Order::Keep { .. } => !self.has(Bug::DoesNotKeepAgain),
+            Order::Confirm { .. } | Order::Remove { .. } => true,
         });
         orders
     }

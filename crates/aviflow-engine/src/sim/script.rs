@@ -151,6 +151,27 @@ pub enum Item {
         /// The slots that are broken from now on.
         slots: Vec<u32>,
     },
+    /// Others want GPUs of a node, or give some back.
+    Others {
+        /// The node's number, from 1.
+        node: u32,
+        /// How many they want in all.
+        gpus: u32,
+    },
+    /// Others close a node to new work, or open it.
+    Close {
+        /// The node's number, from 1.
+        node: u32,
+        /// Which.
+        on: bool,
+    },
+    /// A node gets labels that say where it is.
+    Label {
+        /// The node's number, from 1.
+        node: u32,
+        /// Its domains, smallest first; none takes the labels away.
+        path: Vec<String>,
+    },
     /// The control plane dies, or its store fails, at a write.
     Fault(FaultAt),
 }
@@ -282,6 +303,12 @@ pub enum Outcome {
     NeverReady,
     /// A worker's agent is told to stop by its node.
     Evicted,
+    /// A worker is asked to leave at half of its time.
+    Leaves,
+    /// The cluster refuses a worker.
+    Refused,
+    /// It does so wherever and whenever it is tried.
+    Impossible,
 }
 
 impl JobScript {

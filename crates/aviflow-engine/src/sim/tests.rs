@@ -10,7 +10,7 @@ const HISTORIES: u64 = 1500;
 const LEAST: u32 = 8;
 
 /// Every way a job's phase changes. A change of the life cycle changes this list.
-const TRANSITIONS: [&str; 43] = [
+const TRANSITIONS: [&str; 48] = [
     "new → Queued",
     "new → Starting",
     "Queued → Starting",
@@ -20,6 +20,7 @@ const TRANSITIONS: [&str; 43] = [
     "Starting → Stopping/cancel",
     "Starting → Stopping/failure",
     "Starting → Stopping/node failure",
+    "Starting → Stopping/refused",
     "Starting → Stopping/unready",
     "Starting → Suspending",
     "Running → Succeeded",
@@ -35,6 +36,9 @@ const TRANSITIONS: [&str; 43] = [
     "Stopping/failure → Failed",
     "Stopping/failure → Queued",
     "Stopping/node failure → Queued",
+    "Stopping/refused → Failed",
+    "Stopping/refused → Queued",
+    "Stopping/refused → Stopping/cancel",
     "Stopping/requeue → Queued",
     "Stopping/time limit → Failed",
     "Stopping/unready → Queued",
@@ -54,14 +58,17 @@ const TRANSITIONS: [&str; 43] = [
     "within Starting",
     "within Stopping/failure",
     "within Stopping/node failure",
+    "within Stopping/refused",
     "within Suspending",
 ];
 
 /// What plans decide and people do, beside the phases of jobs.
-const KINDS: [&str; 38] = [
+const KINDS: [&str; 44] = [
+    "asked to leave",
     "claim/priority",
     "claim/reclaim",
     "claim/turn",
+    "closed by others",
     "cordoned",
     "dependency failed",
     "dependency met",
@@ -78,7 +85,11 @@ const KINDS: [&str; 38] = [
     "evict/reclaim",
     "evict/turn",
     "hold",
+    "moved",
     "not paused",
+    "opened by others",
+    "others come",
+    "others leave",
     "paused",
     "policy",
     "pool described",

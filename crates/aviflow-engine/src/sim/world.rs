@@ -4,6 +4,9 @@
 //! another order; the checks compare what it concluded with this truth.
 
 mod agents;
+mod shared;
+
+pub(super) use shared::Said;
 
 use super::hash;
 use super::people::{GPU_TYPE, POOL};
@@ -13,6 +16,9 @@ use aviflow_core::gpus::Slots;
 use aviflow_core::model::{EnvironmentHash, JobId, NodeId, Term};
 use aviflow_core::time::{Span, Time};
 use std::collections::{BTreeMap, BTreeSet};
+
+/// GPUs of each node.
+const GPUS: u32 = 8;
 
 /// A worker of an attempt of a job.
 pub(super) type Key = (JobId, u32, u32);
@@ -30,6 +36,10 @@ pub(super) struct Truth {
     pub(super) never_ready: bool,
     /// Whether ranks could not be started.
     pub(super) launch_failed: bool,
+    /// Whether the cluster refused a worker.
+    pub(super) refused: bool,
+    /// Whether it would have refused it anywhere.
+    pub(super) impossible: bool,
     /// Ranks that ended with 0, by rank.
     pub(super) finished: BTreeSet<u32>,
     /// Ranks there are.
@@ -61,6 +71,8 @@ struct Worker {
     began: Option<(Time, i64)>,
     outbox: BTreeMap<u64, (Time, u32, WorkerEvent)>,
     sent: u64,
+    /// Whether the node had no room for it.
+    shut_out: bool,
     /// Whether its node died before the control plane knew: nothing was started.
     hello: bool,
 }
@@ -86,6 +98,8 @@ enum Happening {
     Say(Observation),
     NodeBack(u32),
     Stop(Key, i64),
+    Refuse(Key, bool),
+    AskToLeave(Key),
 }
 
 /// An observation on its way, and what it acknowledges.
@@ -124,6 +138,8 @@ pub(super) struct World {
     saved: BTreeMap<JobId, i64>,
     dead_nodes: BTreeSet<u32>,
     broken: BTreeMap<u32, Vec<u32>>,
+    /// What others do, by node.
+    sites: BTreeMap<u32, shared::Site>,
     nodes: u32,
     tries: BTreeMap<String, u64>,
 }
@@ -149,6 +165,7 @@ impl World {
             saved: BTreeMap::new(),
             dead_nodes: BTreeSet::new(),
             broken: BTreeMap::new(),
+            sites: BTreeMap::new(),
             nodes: script.nodes,
             tries: BTreeMap::new(),
         };
@@ -255,6 +272,8 @@ impl World {
                 self.say_node(node, 50);
             }
             Happening::Stop(key, grace) => self.stop(key, grace),
+            Happening::Refuse(key, lasting) => self.refuse(key, lasting),
+            Happening::AskToLeave(key) => self.ask_to_leave(key),
         }
     }
 
@@ -287,6 +306,15 @@ impl World {
                 self.broken.insert(node, slots.clone());
                 let name = format!("n{node}");
                 self.at(self.now, Happening::Say(Observation::NodeHealth { name, broken: slots }));
+            }
+            Some(Item::Others { node, gpus }) => self.others_want(node, gpus),
+            Some(Item::Close { node, on }) => {
+                self.site(node).closed = on;
+                self.say_node(node, 50);
+            }
+            Some(Item::Label { node, path }) => {
+                self.site(node).path = path;
+                self.say_node(node, 50);
             }
             Some(
                 Item::Submit(_)
@@ -360,17 +388,16 @@ impl World {
         let seen = if self.dead_nodes.contains(&node) {
             Observation::NodeGone { name: name.clone() }
         } else {
-            Observation::NodeSeen {
-                name: name.clone(),
-                pool: POOL.into(),
-                gpu_type: GPU_TYPE.into(),
-                gpus: 8,
-                path: Vec::new(),
-            }
+            let path = self.site(node).path.clone();
+            let (pool, gpu_type) = (POOL.to_owned(), GPU_TYPE.to_owned());
+            Observation::NodeSeen { name: name.clone(), pool, gpu_type, gpus: GPUS, path }
         };
         self.at(self.now + Span(delay), Happening::Say(seen));
         let broken = self.broken.get(&node).cloned().unwrap_or_default();
         self.at(self.now + Span(delay), Happening::Say(Observation::NodeHealth { name, broken }));
+        for said in self.site_seen(node) {
+            self.at(self.now + Span(delay), Happening::Say(said));
+        }
     }
 
     /// The observation is durable: its agent may forget it.
@@ -388,6 +415,7 @@ impl World {
     // ---- orders ----
 
     pub(super) fn apply(&mut self, orders: &[Stamped]) {
+        self.keep(orders);
         for stamped in orders {
             if stamped.term < self.term {
                 continue;
@@ -438,6 +466,7 @@ impl World {
                     self.after(key, 20, 0, 50, Happening::Stop(key, grace.0));
                 }
             }
+            // As a whole, see `keep`.
             Order::Keep { .. } => {}
             Order::Remove { job, attempt } => {
                 for key in self.of_attempt(*job, *attempt) {
@@ -453,45 +482,6 @@ impl World {
 
     fn of_attempt(&self, job: JobId, attempt: u32) -> Vec<Key> {
         self.workers.keys().filter(|k| (k.0, k.1) == (job, attempt)).copied().collect()
-    }
-
-    fn launch(&mut self, key: Key, node: NodeId, slots: Slots, script: &JobScript) {
-        if self.removed.contains(&key) {
-            self.wrong.push(format!("{key:?} is launched after it was removed"));
-        }
-        if self.workers.contains_key(&key) {
-            return;
-        }
-        let workers = u64::from(script.nodes);
-        let mute = script.outcome(key.1) == Outcome::NeverReady
-            && u64::try_from(self.draw((key.0, key.1, 0), 30, workers)).unwrap_or(0) == u64::from(key.2);
-        let dead = self.dead_nodes.contains(&node.0);
-        self.truth.entry((key.0, key.1)).or_default().never_ready |= mute;
-        self.workers.insert(
-            key,
-            Worker {
-                name: script.name.clone(),
-                node,
-                slots,
-                first_rank: key.2 * script.ranks_per_node,
-                ranks: Vec::new(),
-                agent: !dead,
-                connects: !mute,
-                gone: false,
-                stopping: false,
-                started: false,
-                began: None,
-                outbox: BTreeMap::new(),
-                sent: 0,
-                hello: false,
-            },
-        );
-        if dead {
-            self.truth.entry((key.0, key.1)).or_default().lost = true;
-            self.after(key, 31, 10, 100, Happening::LostSeen(key, self.now));
-        } else if !mute {
-            self.after(key, 32, 5, 200, Happening::Hello(key));
-        }
     }
 
     fn confirm(&mut self, key: Key, epoch: u32, best_step: Option<u64>) {
@@ -535,7 +525,9 @@ impl World {
     /// What should not be there once everything has ended.
     pub(super) fn leftovers(&self) -> Vec<String> {
         let say = |(key, w): (&Key, &Worker)| format!("{key:?} of {} is left behind, runs: {}", w.name, w.runs());
-        self.workers.iter().map(say).collect()
+        let kept = self.sites.iter().filter(|(_, s)| s.kept.0 > 0);
+        let kept = kept.map(|(node, s)| format!("{:?} of node {node} is kept for nobody", s.kept));
+        self.workers.iter().map(say).chain(kept).collect()
     }
 }
 
@@ -553,6 +545,8 @@ fn finally(script: &Script) -> Vec<Item> {
         items.push(Item::CancelDrain { node: Some(node) });
         items.push(Item::Cordon { node, on: false });
         items.push(Item::Break { node, slots: Vec::new() });
+        items.push(Item::Others { node, gpus: 0 });
+        items.push(Item::Close { node, on: false });
     }
     items.extend(script.jobs().map(|j| Item::Release { job: j.name.clone() }));
     items.push(Item::Clear);

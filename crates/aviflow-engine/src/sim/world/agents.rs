@@ -1,13 +1,64 @@
 //! Agents and ranks: how they begin, end and report, as the script has it.
 
-use super::{End, Happening, Key, World};
+use super::{End, Happening, Key, Worker, World};
 use crate::ports::WorkerEvent;
-use crate::sim::script::Outcome;
+use crate::sim::script::{JobScript, Outcome};
+use aviflow_core::gpus::Slots;
 use aviflow_core::lifecycle::RankEnd;
-use aviflow_core::model::Address;
+use aviflow_core::model::{Address, NodeId};
 use aviflow_core::time::{Span, Time};
+use std::collections::BTreeMap;
 
 impl World {
+    pub(super) fn launch(&mut self, key: Key, node: NodeId, slots: Slots, script: &JobScript) {
+        if self.removed.contains(&key) {
+            self.wrong.push(format!("{key:?} is launched after it was removed"));
+        }
+        if self.workers.contains_key(&key) {
+            return;
+        }
+        let workers = u64::from(script.nodes);
+        let mute = script.outcome(key.1) == Outcome::NeverReady
+            && u64::try_from(self.draw((key.0, key.1, 0), 30, workers)).unwrap_or(0) == u64::from(key.2);
+        let dead = self.dead_nodes.contains(&node.0);
+        let chosen = self.draw((key.0, key.1, 0), 44, workers) == i64::from(key.2);
+        let lasting = chosen && script.outcome(key.1) == Outcome::Impossible;
+        let shut_out = !dead && !self.admits(node.0, slots.count());
+        let refused = !dead && (shut_out || lasting || chosen && script.outcome(key.1) == Outcome::Refused);
+        let truth = self.truth.entry((key.0, key.1)).or_default();
+        truth.never_ready |= mute;
+        truth.refused |= refused;
+        truth.impossible |= refused && lasting;
+        self.workers.insert(
+            key,
+            Worker {
+                name: script.name.clone(),
+                node,
+                slots,
+                first_rank: key.2 * script.ranks_per_node,
+                ranks: Vec::new(),
+                agent: !dead,
+                connects: !mute && !refused,
+                gone: false,
+                shut_out,
+                stopping: false,
+                started: false,
+                began: None,
+                outbox: BTreeMap::new(),
+                sent: 0,
+                hello: false,
+            },
+        );
+        if dead {
+            self.truth.entry((key.0, key.1)).or_default().lost = true;
+            self.after(key, 31, 10, 100, Happening::LostSeen(key, self.now));
+        } else if refused {
+            self.after(key, 45, 5, 200, Happening::Refuse(key, lasting));
+        } else if !mute {
+            self.after(key, 32, 5, 200, Happening::Hello(key));
+        }
+    }
+
     pub(super) fn hello(&mut self, key: Key) {
         let Some(w) = self.workers.get_mut(&key) else { return };
         if !w.agent || w.gone || !self.up {
@@ -68,7 +119,15 @@ impl World {
                     self.truth.entry((key.0, key.1)).or_default().lost = true;
                     self.after(gang, 43, half, 100, Happening::Stop(key, 2000));
                 }
-                Outcome::Succeed | Outcome::LaunchFails | Outcome::NeverReady => {}
+                Outcome::Leaves => {
+                    self.truth.entry((key.0, key.1)).or_default().lost = true;
+                    self.after(gang, 43, half, 100, Happening::AskToLeave(key));
+                }
+                Outcome::Succeed
+                | Outcome::LaunchFails
+                | Outcome::NeverReady
+                | Outcome::Refused
+                | Outcome::Impossible => {}
             }
         }
     }

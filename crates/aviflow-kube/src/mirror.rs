@@ -288,6 +288,8 @@ impl Mirror {
             }
             Done::Submitted(name, answer) => {
                 self.busy.remove(&name);
+                // What became of it meanwhile was not seen, as nobody knew whose it was.
+                self.late = true;
                 let Some(known) = self.objects.get_mut(&name) else {
                     if let Ok((job, _)) = answer {
                         self.cancel(job);
@@ -512,8 +514,10 @@ fn status_of(shown: &Shown<'_>, known: &Known) -> TrainingJobStatus {
         (ConditionType::Succeeded, end == Some(Ending::Succeeded)),
         (ConditionType::Failed, end.is_some_and(|end| end != Ending::Succeeded)),
     ];
-    let conditions =
-        conditions.map(|(kind, holds)| condition(kind, holds, word, if holds { said.as_str() } else { "" }, &now));
+    let conditions = conditions.map(|(kind, holds)| match kind {
+        ConditionType::Accepted => condition(kind, holds, "Accepted", "", &now),
+        _ => condition(kind, holds, word, if holds { said.as_str() } else { "" }, &now),
+    });
     TrainingJobStatus {
         observed_generation: known.generation,
         phase: Some(PhaseWord::from(&job.phase)),

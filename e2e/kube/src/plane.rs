@@ -138,6 +138,14 @@ impl Plane {
         Ok(())
     }
 
+    /// Starts it again where a test has left it dead.
+    ///
+    /// # Errors
+    /// If it does not start; the error quotes what it said.
+    pub fn run_if_killed(&mut self) -> Result<()> {
+        if self.process.is_none() { self.run() } else { Ok(()) }
+    }
+
     /// Kills it, as a crash would.
     ///
     /// # Errors

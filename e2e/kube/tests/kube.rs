@@ -64,5 +64,6 @@ fn on_shared(shared: &Shared, test: scenarios::Test) -> anyhow::Result<()> {
         let image = cluster.registry().push(&images::minimal_python()?, "python")?;
         *world = Some(World { plane: Plane::start(&cluster)?, cluster, image });
     }
-    world.as_mut().map_or(Ok(()), test)
+    let Some(world) = world.as_mut() else { return Ok(()) };
+    test(world).inspect_err(|_| scenarios::sweep(world))
 }

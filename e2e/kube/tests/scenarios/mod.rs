@@ -52,3 +52,18 @@ pub fn install(cluster: &Cluster) -> Result<()> {
     })?;
     Ok(())
 }
+
+/// What a test that failed may have left, so that the next does not fail of it.
+pub fn sweep(world: &mut World) {
+    let _ = world.plane.run_if_killed();
+    for node in world.cluster.nodes() {
+        let _ = node.heal();
+        for gpu in 0..8 {
+            let _ = node.set_gpu_health(gpu, true);
+        }
+        let _ = world.cluster.kubectl(&["uncordon", node.name()]);
+    }
+    for kind in ["trainingjobs", "deployments"] {
+        let _ = world.cluster.kubectl(&["delete", kind, "--all", "--timeout=90s"]);
+    }
+}

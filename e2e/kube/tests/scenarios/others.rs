@@ -40,10 +40,11 @@ fn running(cluster: &Cluster, app: &str, wanted: usize) -> Result<()> {
 }
 
 /// GPUs of a node that others use, as the control plane knows it.
-fn foreign(world: &World, node: &str, wanted: u64) -> Result<()> {
+fn foreign(world: &World, node: &str, wanted: usize) -> Result<()> {
     until(&format!("others use {wanted} GPUs of {node}"), LONGEST, || {
         let node = world.plane.json(&["node", "show", node])?;
-        Ok((node["foreign"].as_u64().unwrap_or(0) == wanted).then_some(()))
+        let gpus = node["gpus"].as_array().cloned().unwrap_or_default();
+        Ok((gpus.iter().filter(|gpu| gpu["state"] == "foreign").count() == wanted).then_some(()))
     })
 }
 

@@ -131,8 +131,8 @@ pub fn a_broken_device_is_left_alone(world: &mut World) -> Result<()> {
     world.cluster.node("hgx1").set_gpu_health(3, false)?;
     until("the control plane knows it", LONGEST, || {
         let node = world.plane.json(&["node", "show", "hgx1"])?;
-        Ok((node["unhealthy"].as_u64() == Some(1) || node["unhealthy"].as_array().is_some_and(|a| a.len() == 1))
-            .then_some(()))
+        let gpus = node["gpus"].as_array().cloned().unwrap_or_default();
+        Ok((gpus.iter().filter(|gpu| gpu["unhealthy"] == true).count() == 1).then_some(()))
     })?;
     world.cluster.apply(&world.job("whole", 2, 8, "true").to_string())?;
     world.cluster.apply(&world.job("seven", 2, 7, "true").to_string())?;

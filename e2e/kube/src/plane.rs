@@ -103,13 +103,16 @@ impl Plane {
     }
 
     fn command(&self) -> Result<Command> {
-        let mut command = Command::new(program("AVIFLOW_BIN")?);
+        Ok(self.as_person(Command::new(program("AVIFLOW_BIN")?)))
+    }
+
+    fn as_person(&self, mut command: Command) -> Command {
         command
             .env("AVIFLOW_HOME", self.home.path().join("home"))
             .env("AVIFLOW_CONFIG", self.home.path().join("config.yaml"))
             .env("KUBECONFIG", &self.kubeconfig)
             .stdin(Stdio::null());
-        Ok(command)
+        command
     }
 
     /// Starts it (again), at the same addresses.
@@ -119,7 +122,10 @@ impl Plane {
     pub fn run(&mut self) -> Result<()> {
         let log = self.home.path().join("serve.log");
         let file = File::options().create(true).append(true).open(&log)?;
-        let mut serve = self.command()?;
+        // It ends with the tests, however they end, as it holds ports that the next need.
+        let mut serve = Command::new("setpriv");
+        serve.args(["--pdeathsig", "KILL"]).arg(program("AVIFLOW_BIN")?);
+        let mut serve = self.as_person(serve);
         serve.args(["serve", "--kube", "--image", IMAGE, "--advertise", &self.address]);
         serve.args(["--agents", &format!("{}:7081", self.address), "--depot", &format!("{}:7082", self.address)]);
         serve.args(&self.extra);

@@ -281,6 +281,7 @@ fn worker_spec(record: &JobRecord, share: &Share, profile: &Profile, site: &Site
         grace_ms: u64::try_from(share.grace.0).unwrap_or(0),
         log_buffer: site.log_buffer,
         facts: BTreeMap::new(),
+        fence_after_ms: None,
     })
 }
 

@@ -9,7 +9,6 @@ use crate::books::Books;
 use crate::depot::{self, Objects};
 use crate::pod;
 use crate::site::{PodRef, Pods};
-use aviflow_core::time::Span;
 use aviflow_engine::ports::{Cluster, Observation, Stamped};
 use aviflow_engine::telemetry::{StreamKey, Telemetry};
 use aviflow_link::{Durable, ExecError, ExecStream, Workers};
@@ -29,9 +28,6 @@ pub struct KubeConfig {
     pub client: Client,
     /// What holds for all pods.
     pub site: pod::Site,
-    /// Time for which a worker of a gang must be silent on a silent node before it is written off. By then its
-    /// agent has stopped its ranks, see [`aviflow_agent::protocol::WorkerSpec`].
-    pub write_off: Span,
     /// Where code snapshots are.
     pub objects: Objects,
 }

@@ -10,6 +10,7 @@ use crate::hooks::Hooks;
 use crate::link::Link;
 use crate::log::Source;
 use crate::machine::{Input, Machine, Output, Signal};
+use crate::peers::Peers;
 use crate::protocol::{ExecOutput, FromAgent, LOG_CHUNK, WorkerSpec, files};
 use crate::ranks::{Lines, Now, Ranks};
 use crate::spool::{self, Spool};
@@ -21,10 +22,10 @@ use std::fs::File;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Between two signs of life, in milliseconds.
-const ALIVE_MS: u64 = 10_000;
+/// Between two signs of life, in milliseconds; so also the longest time for which the loop waits while ranks run.
+pub const ALIVE_MS: u64 = 10_000;
 
 /// Bytes on their way to a slow control plane from which on no log is added.
 const LOG_WAITS: usize = 256 << 10;
@@ -57,6 +58,7 @@ struct Driver {
     signals: Signals,
     link: Link,
     hooks: Hooks,
+    peers: Peers,
     machine: Machine,
     ranks: Ranks,
     commands: Commands,
@@ -69,7 +71,8 @@ struct Driver {
     port: Option<folder::Port>,
     last_port: u16,
     launch: Option<Launch>,
-    started: Instant,
+    /// On the clock that counts while the machine sleeps: then the fence counts too.
+    started: u64,
     touched: u64,
     /// The log is closed: its end has been told.
     ended: bool,
@@ -95,6 +98,10 @@ impl Driver {
         let ranks = spec.first_rank..spec.first_rank + spec.ranks.max(1);
         let hooks = Hooks::listen(&folder.join(files::HOOKS), &mark, ranks)
             .map_err(|e| format!("the socket of the hooks cannot be made in {}: {e}", folder.display()))?;
+        let peers = Peers::listen(&spec).unwrap_or_else(|e| {
+            complain(&format!("peers cannot ask this agent: {e}; without the control plane the gang will stop"));
+            Peers::silent(&spec)
+        });
         let spool = Spool::open(spool::Folder::new(folder.join(files::LOG)), spec.log_buffer, spec.first_rank);
         Ok(Self {
             link: Link::new(spec.control.clone()),
@@ -105,6 +112,7 @@ impl Driver {
             guardian,
             signals,
             hooks,
+            peers,
             ranks: Ranks::default(),
             commands: Commands::default(),
             spool,
@@ -114,7 +122,7 @@ impl Driver {
             port: None,
             last_port: 0,
             launch: None,
-            started: Instant::now(),
+            started: sys::uptime_ms(),
             touched: 0,
             ended: false,
             exit: None,
@@ -123,7 +131,7 @@ impl Driver {
 
     fn now(&self) -> Now {
         let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        (self.started.elapsed().as_millis() as u64, unix.as_millis() as i64)
+        (sys::uptime_ms().saturating_sub(self.started), unix.as_millis() as i64)
     }
 
     fn run(mut self) -> Result<(), String> {
@@ -170,7 +178,7 @@ impl Driver {
                 None => {}
             }
             let log = self.spool.range();
-            self.inputs.push_back(Input::Opened { port, log });
+            self.inputs.push_back(Input::Opened { port, peer_port: self.peers.port(), log });
         }
     }
 
@@ -191,6 +199,7 @@ impl Driver {
         self.link.watch(poll);
         let now = self.now().0;
         self.hooks.watch(poll, now);
+        self.peers.watch(poll, now);
         self.ranks.watch(poll);
         self.commands.watch(poll, self.link.waiting() > PROGRESS_WAITS);
         places
@@ -198,7 +207,8 @@ impl Driver {
 
     fn timeout(&self) -> Option<u64> {
         let alive = self.machine.shows_life().then_some(self.touched + ALIVE_MS);
-        let timers = [self.machine.next_timer(), self.link.due(), self.ranks.due(), self.hooks.due(), alive];
+        let (ranks, hooks, peers) = (self.ranks.due(), self.hooks.due(), self.peers.due());
+        let timers = [self.machine.next_timer(), self.link.due(), ranks, hooks, peers, alive];
         let next = timers.into_iter().flatten().min()?;
         Some(next.saturating_sub(self.now().0))
     }
@@ -211,6 +221,9 @@ impl Driver {
         self.commands.read(poll, |id, output| self.inputs.push_back(Input::Exec { id, output }));
         if self.link.ready(poll) && !self.link.receive(|message| self.inputs.push_back(Input::Message(message))) {
             self.disconnect();
+        }
+        if let Some(missing) = self.peers.read(poll, self.machine.is_welcomed(), now.0) {
+            self.inputs.push_back(Input::Asked { missing });
         }
         if poll.ready(signals) {
             while let Some(signal) = self.signals.take() {
@@ -283,6 +296,11 @@ impl Driver {
             Output::Send(FromAgent::Progress { .. }) if self.link.waiting() > PROGRESS_WAITS => {}
             Output::Send(message) => self.link.send(&message),
             Output::Disconnect => self.disconnect(),
+            Output::Ask { peers, within_ms } => {
+                if let Err(missing) = self.peers.ask(peers, within_ms, self.now().0) {
+                    self.inputs.push_back(Input::Asked { missing: Some(missing) });
+                }
+            }
             Output::Spawn(launch) => self.spawn(launch),
             Output::Signal { rank, signal } => {
                 if let Some(pid) = self.ranks.pid(rank) {

@@ -9,7 +9,7 @@
 //! | [`output`] | progress in the usual output of training programs |
 //! | [`log`], [`spool`] | the stream of stamped lines, and how it waits on disk |
 //! | [`driver`] | carries out what the machine says, in one poll loop |
-//! | [`link`], [`hooks`], [`ranks`], [`exec`] | what the loop waits for: the control plane, the hooks, ranks, commands |
+//! | [`link`], [`peers`], [`hooks`], [`ranks`], [`exec`] | what the loop waits for: the control plane, peers, the hooks, ranks, commands |
 //! | [`process`], [`mod@sweep`], [`guardian`] | starting processes, and leaving none behind |
 //! | [`folder`] | the files of a worker, and a port |
 //! | [`sys`] | system calls; the only unsafe code |
@@ -26,6 +26,7 @@ pub mod link;
 pub mod log;
 pub mod machine;
 pub mod output;
+pub mod peers;
 pub mod process;
 pub mod protocol;
 pub mod ranks;

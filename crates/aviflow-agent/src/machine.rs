@@ -19,19 +19,24 @@
 //! - `Ended` is said only after the last process is gone;
 //! - an event is kept until it is acknowledged, and sent again, in order and
 //!   with its number, after every reconnection (`events` says what is merged or
-//!   forgotten before it was ever sent).
+//!   forgotten before it was ever sent);
+//! - ranks of a gang do not run on where neither the control plane nor all
+//!   peers are reached (`fence` says when, and why that is safe).
 
 use crate::log::plain;
 use crate::output;
-use crate::protocol::{Ended, Event, ExecOutput, FromAgent, PROTOCOL, RankEnd, ToAgent, WorkerSpec};
+use crate::protocol::{Ended, Event, ExecOutput, FromAgent, RankEnd, WorkerSpec};
 use crate::sys::Exit;
 use crate::training::{Said, Training};
 use crate::wiring::Launch;
 use std::collections::{BTreeMap, VecDeque};
 
+mod control;
 mod events;
+mod fence;
 mod io;
 use events::Events;
+use fence::Fence;
 pub use io::{Input, LAST_LINES, Output, Signal};
 use io::{how, tail_line};
 
@@ -93,12 +98,16 @@ pub struct Machine {
     training: Training,
     unsent: BTreeMap<u32, (u64, u32, crate::protocol::Progress)>,
     events: Events,
+    fence: Fence,
+    /// The ranks of this epoch were stopped as nobody was reached.
+    fenced: bool,
 }
 
 impl Machine {
     /// The machine of a worker; `pid` is the agent's.
     #[must_use]
     pub fn new(spec: WorkerSpec, pid: u32) -> Self {
+        let fence = Fence::new(&spec);
         Self {
             spec,
             pid,
@@ -116,6 +125,8 @@ impl Machine {
             training: Training::default(),
             unsent: BTreeMap::new(),
             events: Events::default(),
+            fence,
+            fenced: false,
         }
     }
 
@@ -137,8 +148,31 @@ impl Machine {
             | Phase::Ended
             | Phase::Gone => None,
         };
-        let training = if self.phase == Phase::Gone { None } else { self.training.due() };
-        phase.into_iter().chain(training).min()
+        if self.phase == Phase::Gone {
+            return None;
+        }
+        let silent = self.fence.silent_at().filter(|_| self.welcomed);
+        [phase, self.training.due(), self.fence_at(), self.ask_at(), silent].into_iter().flatten().min()
+    }
+
+    /// When the ranks must stop, if nobody is reached by then.
+    fn fence_at(&self) -> Option<u64> {
+        self.fence.at(self.welcomed).filter(|_| self.holds_ranks() && !self.fenced)
+    }
+
+    fn ask_at(&self) -> Option<u64> {
+        self.fence.ask_at().filter(|_| self.holds_ranks() && !self.fenced && !self.welcomed)
+    }
+
+    /// Whether ranks run, or are about to.
+    fn holds_ranks(&self) -> bool {
+        self.has_ranks() || matches!(self.phase, Phase::Spawning { .. })
+    }
+
+    /// Whether the control plane has welcomed this agent on a connection that is open.
+    #[must_use]
+    pub const fn is_welcomed(&self) -> bool {
+        self.welcomed
     }
 
     /// Whether the agent should show that it is alive: until everything is gone and said.
@@ -159,10 +193,19 @@ impl Machine {
         if self.phase == Phase::Gone {
             return out;
         }
+        // First: after a sleep of this process nothing that waited is taken up as if no time had passed.
+        if self.fence_at().is_some_and(|at| at <= now) {
+            self.fence(now, &mut out);
+        }
         match input {
-            Input::Opened { port, log } => self.hello(port, log, &mut out),
+            Input::Opened { port, peer_port, log } => {
+                self.fence.hello(now);
+                self.hello(port, peer_port, log, &mut out);
+            }
             Input::Closed => {
-                self.welcomed = false;
+                if std::mem::take(&mut self.welcomed) {
+                    self.fence.closed(now);
+                }
                 // Their numbers are of the connection: nobody waits for these commands.
                 out.push(Output::ExecKillAll);
             }
@@ -181,99 +224,11 @@ impl Machine {
             Input::Line { rank, text } => self.line(rank, &text, now, &mut out),
             Input::Exec { id, output } => self.send(FromAgent::Exec { id, output }, &mut out),
             Input::Terminated => self.terminated(now, &mut out),
+            Input::Asked { missing } => self.fence.asked(missing),
             Input::Timer => {}
         }
         self.settle(now, &mut out);
         out
-    }
-
-    fn hello(&mut self, port: u16, log: (u64, u64), out: &mut Vec<Output>) {
-        self.welcomed = false;
-        out.push(Output::Send(FromAgent::Hello {
-            protocol: PROTOCOL,
-            job_id: self.spec.job_id,
-            attempt: self.spec.attempt,
-            worker: self.spec.worker,
-            token: self.spec.token.clone(),
-            pid: self.pid,
-            epoch: self.epoch,
-            host: self.spec.host.clone(),
-            port,
-            up: self.up,
-            log,
-        }));
-    }
-
-    fn message(&mut self, message: ToAgent, now: u64, out: &mut Vec<Output>) {
-        match message {
-            ToAgent::Welcome { term, log_have } => self.welcome(term, log_have, now, out),
-            ToAgent::Unknown { reason } => {
-                self.unknown = true;
-                self.closing = true;
-                if self.phase == Phase::Ended {
-                    // Whoever finds the folder takes over the log that was not shipped.
-                    self.exit(false, out);
-                } else {
-                    self.stop(
-                        self.spec.grace_ms,
-                        format!("the control plane does not know this attempt: {reason}"),
-                        true,
-                        now,
-                        out,
-                    );
-                }
-            }
-            // Nothing else counts before a welcome.
-            _ if !self.welcomed => {}
-            ToAgent::Start { term, epoch, master_host, master_port, best_step } => {
-                self.start(term, Launch { epoch, master_host, master_port, best_step }, now, out);
-            }
-            ToAgent::Stop { term, grace_ms, reason } => {
-                if self.accepts(term, "stop", out) {
-                    self.stop(grace_ms, reason, true, now, out);
-                }
-            }
-            ToAgent::Ack { seq } => {
-                self.events.acknowledge(seq);
-                self.send_events(now, out);
-            }
-            ToAgent::LogAck { offset } => out.push(Output::LogDurable(offset)),
-            ToAgent::Exec { id, rank, argv, stdin } => self.exec(id, rank, argv, stdin, out),
-            ToAgent::ExecKill { id } => out.push(Output::ExecKill(id)),
-            ToAgent::Release => {
-                // Never while a process may live: a release says that the end is durable.
-                if self.phase == Phase::Ended {
-                    self.exit(true, out);
-                }
-            }
-            ToAgent::Ping => out.push(Output::Send(FromAgent::Pong)),
-        }
-    }
-
-    fn welcome(&mut self, term: u64, log_have: u64, now: u64, out: &mut Vec<Output>) {
-        if term < self.term {
-            out.push(Output::Disconnect);
-            return;
-        }
-        self.term = term;
-        self.welcomed = true;
-        out.push(Output::ShipFrom(log_have));
-        self.events.again();
-        self.send_events(now, out);
-        for (rank, (at, epoch, progress)) in std::mem::take(&mut self.unsent) {
-            let ago_ms = now.saturating_sub(at);
-            out.push(Output::Send(FromAgent::Progress { ago_ms, epoch, rank, progress }));
-        }
-    }
-
-    /// Whether a command is of the current term; raises it if it is newer.
-    fn accepts(&mut self, term: u64, what: &str, out: &mut Vec<Output>) -> bool {
-        if term < self.term {
-            out.push(Output::Note(format!("refused a {what} of term {term}: the term is {}", self.term)));
-            return false;
-        }
-        self.term = term;
-        true
     }
 
     fn start(&mut self, term: u64, launch: Launch, now: u64, out: &mut Vec<Output>) {
@@ -303,6 +258,7 @@ impl Machine {
     fn spawn(&mut self, launch: Launch, out: &mut Vec<Output>) {
         self.epoch = launch.epoch;
         self.up = false;
+        self.fenced = false;
         self.reason = None;
         self.ranks.clear();
         self.training = Training::new(launch.best_step);
@@ -377,6 +333,12 @@ impl Machine {
             let reason = format!("rank {rank} {}", how(exit));
             self.stop(self.spec.grace_ms.min(BROKEN_GRACE_MS), reason, false, now, out);
         }
+    }
+
+    /// Nobody was reached for too long: the worker's share may be given away soon.
+    fn fence(&mut self, now: u64, out: &mut Vec<Output>) {
+        self.fenced = true;
+        self.stop(self.spec.grace_ms.min(BROKEN_GRACE_MS), self.fence.reason(), true, now, out);
     }
 
     fn terminated(&mut self, now: u64, out: &mut Vec<Output>) {
@@ -597,6 +559,15 @@ impl Machine {
         }
         if self.training.due().is_some_and(|due| due <= now) {
             self.flush(now, false, out);
+        }
+        if self.ask_at().is_some_and(|at| at <= now) {
+            let (peers, within_ms) = self.fence.ask(now);
+            out.push(Output::Ask { peers, within_ms });
+        }
+        if self.welcomed && self.fence.silent_at().is_some_and(|at| at <= now) {
+            // Said once: the driver answers with `Closed`.
+            self.fence.heard(now);
+            out.push(Output::Disconnect);
         }
     }
 }

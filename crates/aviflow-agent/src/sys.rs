@@ -40,6 +40,15 @@ pub fn getpid() -> Pid {
     unsafe { libc::getpid() }
 }
 
+/// Milliseconds on a clock that never goes back, and that also counts while the machine sleeps.
+#[must_use]
+pub fn uptime_ms() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `time` outlives the call. It fails for unknown clocks only.
+    unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut time) };
+    time.tv_sec.unsigned_abs() * 1000 + time.tv_nsec.unsigned_abs() / 1_000_000
+}
+
 /// Sends a signal to a process, or with a negative id to a process group. A process that is gone is no error.
 pub fn kill(pid: Pid, signal: i32) {
     // A mistake here must never reach every process of the user.

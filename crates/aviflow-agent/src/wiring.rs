@@ -176,6 +176,7 @@ pub(crate) mod tests {
             token_file: None,
             inherit: false,
             prepend: BTreeMap::new(),
+            fence_after_ms: None,
         }
     }
 

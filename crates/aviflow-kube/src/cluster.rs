@@ -10,7 +10,6 @@ use crate::depot::{self, Objects};
 use crate::keep::Keeping;
 use crate::pod;
 use crate::site::{PodRef, Pods};
-use aviflow_core::time::Span;
 use aviflow_engine::ports::{Cluster, Observation, Stamped};
 use aviflow_engine::telemetry::{StreamKey, Telemetry};
 use aviflow_link::{Durable, ExecError, ExecStream, Workers};
@@ -32,9 +31,6 @@ pub struct KubeConfig {
     pub namespace: String,
     /// What holds for all pods.
     pub site: pod::Site,
-    /// Time for which a worker of a gang must be silent on a silent node before it is written off. By then its
-    /// agent has stopped its ranks, see [`aviflow_agent::protocol::WorkerSpec`].
-    pub write_off: Span,
     /// Where code snapshots are.
     pub objects: Objects,
 }

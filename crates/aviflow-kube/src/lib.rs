@@ -11,6 +11,7 @@
 //! | [`books`] | nodes and pods as last seen; changes of them as observations |
 //! | [`pod`] | the pod of a worker |
 //! | [`fate`] | what became of a worker's pod |
+//! | [`mod@fence`] | when a silent worker's share may be given away |
 //! | [`object`] | the TrainingJob object: from a document, and its status |
 //! | [`cluster`] | orders in, observations out: `body` takes them, `lookout` sees, `create` makes pods,
 //! | | `keep` holds what is promised |
@@ -30,6 +31,7 @@ pub mod cluster;
 mod create;
 pub mod depot;
 pub mod fate;
+pub mod fence;
 mod keep;
 mod lookout;
 pub mod mirror;

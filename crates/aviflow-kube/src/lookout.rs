@@ -2,9 +2,11 @@
 
 use crate::body::{Body, reference};
 use crate::fate::{self, Fate};
+use crate::fence::{witnessed, write_off_for};
 use crate::names;
 use crate::site::{Worker, heard};
 use aviflow_core::lifecycle::WorkerEvent;
+use aviflow_core::model::JobId;
 use aviflow_core::time::Span;
 use aviflow_engine::telemetry::StreamKey;
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -14,6 +16,9 @@ use std::time::{Duration, Instant};
 
 /// How long kube-scheduler may take to see that what was in the way is gone.
 const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Seconds that kubelet gives a worker whose ranks have stopped. With 0 it would not be asked whether they have.
+const CUT_OFF_GRACE: i64 = 5;
 
 impl Body {
     pub(crate) fn node_event(&mut self, event: watcher::Result<Event<Node>>, list: &mut BTreeSet<String>) {
@@ -209,14 +214,22 @@ impl Body {
         }
     }
 
-    /// Writes off workers that have been silent for too long on nodes that are silent, or that are adrift.
+    /// Ends workers that have been silent for so long that their ranks have stopped: where kubelet is there, by its
+    /// hand; else they are written off.
     pub(crate) fn look(&mut self) {
         self.refuse();
         let now = Instant::now();
-        let limit = Duration::from_millis(u64::try_from(self.config.write_off.0).unwrap_or(u64::MAX));
-        let mut lost = Vec::new();
+        let limit = write_off_for(self.config.site.fence_after);
+        let limit = Duration::from_millis(u64::try_from(limit.0).unwrap_or(u64::MAX));
+        let (mut lost, mut cut_off) = (Vec::new(), Vec::new());
         {
             let mut state = self.workers.lock();
+            let mut witnesses: BTreeMap<(JobId, u32), Vec<(Instant, Instant)>> = BTreeMap::new();
+            for (key, worker) in &state.workers {
+                if let Some(witness) = worker.link.as_ref().and_then(aviflow_link::Link::witnessed) {
+                    witnesses.entry((key.job, key.attempt)).or_default().push(witness);
+                }
+            }
             for (key, worker) in &mut state.workers {
                 if worker.over || worker.gone.is_some() {
                     continue;
@@ -230,15 +243,28 @@ impl Body {
                 if !own.heard && !own.adrift {
                     continue;
                 }
-                let since = *own.silent.get_or_insert(now);
-                let silent = now.duration_since(since);
-                // An agent without peers goes on without a control plane: only its node's end is its end.
-                let fenced = (own.workers > 1 && !self.books.is_ready(&own.node)) || own.adrift;
+                // It may have been here since the last look.
+                let noticed = *own.silent.get_or_insert(now);
+                let since = worker.heard_until.map_or(noticed, |until| until.max(noticed));
+                let silent = now.saturating_duration_since(since);
+                if silent < limit {
+                    continue;
+                }
+                // Without a witness a gang may be well, and goes on: only kubelet's word or its nodes' end is its end.
+                let witnesses = witnesses.get(&(key.job, key.attempt)).into_iter().flatten().copied();
+                let fenced = own.workers > 1 && witnessed(since, witnesses) >= limit;
                 let dead = !self.books.is_there(&own.node) && self.listed;
-                if silent >= limit && (fenced || dead) {
+                // Whoever removes a pod by force says that nothing of it runs; what is meanwhile found to run ends.
+                if own.adrift || dead || (fenced && !self.books.is_ready(&own.node)) {
                     lost.push((*key, silent, own.node.clone()));
+                } else if fenced {
+                    cut_off.push(*key);
                 }
             }
+        }
+        for key in cut_off {
+            // Its agent reaches nobody here, and kubelet does: it says when nothing is left.
+            self.end_pod(key, CUT_OFF_GRACE);
         }
         for (key, silent, node) in lost {
             let reason = format!("its agent on {node} has not been heard of for {} s", silent.as_secs());

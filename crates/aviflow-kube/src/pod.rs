@@ -48,6 +48,8 @@ pub struct Site {
     pub priority_class: String,
     /// Bytes of log that an agent keeps while the control plane is away.
     pub log_buffer: u64,
+    /// Time after which the agents of a gang stop their ranks if they reach nobody, see [`mod@crate::fence`].
+    pub fence_after: Span,
 }
 
 /// One worker's share of an attempt.
@@ -282,6 +284,8 @@ fn worker_spec(record: &JobRecord, share: &Share, profile: &Profile, site: &Site
         grace_ms: u64::try_from(share.grace.0).unwrap_or(0),
         log_buffer: site.log_buffer,
         facts: BTreeMap::new(),
+        // Nobody is there to see a lone worker's ranks stopped, or to take its place.
+        fence_after_ms: u64::try_from(site.fence_after.0).ok().filter(|_| share.workers > 1),
     })
 }
 

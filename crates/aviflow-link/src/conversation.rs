@@ -6,7 +6,8 @@
 //! no event.
 
 use crate::exec::Execs;
-use crate::roster::{Durable, Hello, Link, Sender, Site, Worker, Workers, rank_ends};
+use crate::pings::{Pings, next_ping};
+use crate::roster::{Durable, Hello, Link, Sender, Site, Worker, Workers, rank_ends, with_peers};
 use crate::unix_ms;
 use aviflow_agent::protocol::{self, Event, FromAgent, MAX_LINE, ToAgent, wire};
 use aviflow_core::lifecycle::WorkerEvent;
@@ -98,8 +99,9 @@ async fn serve<S: Site, T: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
     let (sender, receiver) = mpsc::unbounded_channel();
     let mut writer = tokio::spawn(write_all(write, receiver));
     if let Some(hello) = Hello::of(hello) {
-        match admit(&shared, &hello, &sender).await {
+        match admit(&shared, &hello, &sender, ping).await {
             Ok(Admitted { id, closed, execs, .. }) => {
+                let ping = ping.map(|every| Pings::new(id, every));
                 converse(&shared, hello.key, &mut lines, sender, closed, (&execs, ping)).await;
                 leave(&shared, hello.key, id);
                 execs.end();
@@ -125,12 +127,17 @@ enum Refusal {
 }
 
 /// Welcomes an agent as soon as it is clear whether its attempt lives.
-async fn admit<S: Site>(shared: &Arc<Workers<S>>, hello: &Hello, sender: &Sender) -> Result<Admitted, Refusal> {
+async fn admit<S: Site>(
+    shared: &Arc<Workers<S>>,
+    hello: &Hello,
+    sender: &Sender,
+    ping: Option<Duration>,
+) -> Result<Admitted, Refusal> {
     let proof = shared.site.prove(hello).await.ok_or(Refusal::Impostor)?;
     let mut changes = shared.changed.subscribe();
     loop {
         changes.mark_unchanged();
-        if let Some(answer) = try_admit(shared, hello, &proof, sender) {
+        if let Some(answer) = try_admit(shared, hello, &proof, sender, ping) {
             let admitted = answer?;
             if admitted.ready {
                 let event = WorkerEvent::Ready { address: hello.address.clone() };
@@ -158,6 +165,7 @@ fn try_admit<S: Site>(
     hello: &Hello,
     proof: &S::Proof,
     sender: &Sender,
+    ping: Option<Duration>,
 ) -> Option<Result<Admitted, Refusal>> {
     let key = hello.key;
     let ended = match shared.site.ended(key) {
@@ -183,10 +191,11 @@ fn try_admit<S: Site>(
         return Some(Err(Refusal::Unknown("its attempt is over".to_owned())));
     }
     worker.log_have = log_have;
+    worker.peer = hello.peer;
     if let Some(ended) = &ended {
         worker.log_end = Some(ended.log_end);
     }
-    let _ = sender.send(ToAgent::Welcome { term, log_have });
+    let _ = sender.send(ToAgent::Welcome { term, log_have, ping_ms: ping.map_or(0, millis) });
     let (open, closed) = oneshot::channel();
     let execs = Arc::<Execs>::default();
     worker.link = Some(Link {
@@ -194,13 +203,18 @@ fn try_admit<S: Site>(
         sender: sender.clone(),
         pid: hello.pid,
         since: SystemTime::now(),
+        witness: None,
         execs: execs.clone(),
         _open: open,
     });
-    for word in [&worker.stop, &worker.start].into_iter().flatten().take(1) {
-        worker.send(word.clone());
+    let word = worker.stop.clone().or_else(|| worker.start.clone());
+    if let Some(word) = word {
+        let peers = state.peers(key.job, key.attempt);
+        let _ = sender.send(with_peers(word, &peers));
     }
-    worker.release();
+    if let Some(worker) = state.workers.get(&key) {
+        worker.release();
+    }
     Some(Ok(Admitted { id, closed, execs, ready: ended.is_none() }))
 }
 
@@ -208,7 +222,7 @@ fn try_admit<S: Site>(
 fn leave<S: Site>(shared: &Workers<S>, key: StreamKey, id: u64) {
     shared.with(key, |worker| {
         if worker.link.as_ref().is_some_and(|link| link.id == id) {
-            worker.link = None;
+            worker.hang_up();
         }
     });
 }
@@ -267,30 +281,29 @@ async fn converse<S: Site, T: AsyncRead>(
     lines: &mut Lines<T>,
     sender: Sender,
     mut closed: oneshot::Receiver<()>,
-    (execs, ping): (&Execs, Option<Duration>),
+    (execs, mut pings): (&Execs, Option<Pings>),
 ) {
     let (log, pieces) = mpsc::channel(LOG_QUEUE);
     let dropped = Arc::new(AtomicBool::new(false));
     let mut keeper = tokio::spawn(keep_log(shared.clone(), key, pieces, sender.clone(), dropped.clone()));
     let acks = Arc::new(Acks::new(sender));
-    let mut pings = ping.map(tokio::time::interval);
-    let mut unanswered = 0;
     loop {
         let message = tokio::select! {
             message = lines.next() => message,
-            () = next_ping(&mut pings) => {
-                if unanswered == 3 {
-                    break;
+            ping = next_ping(&mut pings) => match ping {
+                Some(ping) => {
+                    acks.send(ping);
+                    continue;
                 }
-                unanswered += 1;
-                acks.send(ToAgent::Ping);
-                continue;
-            }
+                None => break,
+            },
             _ = &mut closed => break,
             // The keeper ends where the stream must begin again from what is kept.
             _ = &mut keeper => break,
         };
-        unanswered = 0;
+        if let Some(pings) = &mut pings {
+            pings.said_something();
+        }
         match message {
             Ok(Some(FromAgent::Event { seq, ago_ms, epoch, event })) => {
                 take_event(shared, key, &acks, seq, ago_ms, epoch, event);
@@ -312,7 +325,11 @@ async fn converse<S: Site, T: AsyncRead>(
                     acks.send(ToAgent::ExecKill { id });
                 }
             }
-            Ok(Some(FromAgent::Pong)) => {}
+            Ok(Some(FromAgent::Pong { n })) => {
+                if let Some(pings) = &mut pings {
+                    pings.answered(shared, key, n);
+                }
+            }
             // A second hello, or what is no message of this protocol.
             Ok(Some(FromAgent::Hello { .. })) | Ok(None) | Err(_) => break,
         }
@@ -321,13 +338,8 @@ async fn converse<S: Site, T: AsyncRead>(
     keeper.abort();
 }
 
-async fn next_ping(pings: &mut Option<tokio::time::Interval>) {
-    match pings {
-        Some(pings) => {
-            pings.tick().await;
-        }
-        None => std::future::pending().await,
-    }
+fn millis(span: Duration) -> u64 {
+    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }
 
 fn take_event<S: Site>(

@@ -9,6 +9,7 @@
 //! |---|---|
 //! | [`roster`] | the workers, what was told them, and what the body adds ([`Site`]) |
 //! | [`conversation`] | one connection, from hello to its end |
+//! | `pings` | signs of life, and what they prove |
 //! | [`exec`] | commands inside workers |
 //!
 //! Invariant: one lock guards the roster; it is never held while something is reported, written or
@@ -16,11 +17,12 @@
 
 pub mod conversation;
 pub mod exec;
+mod pings;
 pub mod roster;
 
 pub use conversation::{Listener, listen};
 pub use exec::{ExecError, ExecStream};
-pub use roster::{Durable, Hello, Site, State, Worker, Workers};
+pub use roster::{Durable, Hello, Link, Site, State, Worker, Workers};
 
 /// The wall clock in whole milliseconds since the Unix epoch.
 #[must_use]

@@ -10,9 +10,10 @@ use aviflow_engine::telemetry::{StreamKey, Telemetry};
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::io;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 use tokio::sync::{mpsc, oneshot, watch};
 
 /// Called once an observation is durable.
@@ -58,17 +59,21 @@ pub struct Hello {
     pub pid: u32,
     /// Where rank 0 could listen.
     pub address: Address,
+    /// Where it answers its peers.
+    pub peer: Option<SocketAddr>,
 }
 
 impl Hello {
     /// The hello of an agent that this control plane can talk to.
     pub(crate) fn of(message: FromAgent) -> Option<Hello> {
         match message {
-            FromAgent::Hello { protocol, job_id, attempt, worker, token, pid, host, port, .. }
+            FromAgent::Hello { protocol, job_id, attempt, worker, token, pid, host, port, peer_port, .. }
                 if protocol + 2 >= PROTOCOL =>
             {
                 let key = StreamKey { job: JobId(job_id), attempt, worker };
-                Some(Hello { key, token, pid, address: Address { host, port } })
+                let peer = host.parse::<IpAddr>().ok().filter(|_| peer_port > 0);
+                let peer = peer.map(|ip| SocketAddr::new(ip, peer_port));
+                Some(Hello { key, token, pid, address: Address { host, port }, peer })
             }
             _ => None,
         }
@@ -83,11 +88,21 @@ pub struct Link {
     pub pid: u32,
     /// Since when.
     pub since: SystemTime,
+    /// While it answered pings, see [`Link::witnessed`].
+    pub(crate) witness: Option<(Instant, Instant)>,
     pub(crate) execs: Arc<Execs>,
     pub(crate) _open: oneshot::Sender<()>,
 }
 
 impl Link {
+    /// Between these instants the agent certainly knew that this connection is open, and said so to every peer that
+    /// asked: from when its first pong arrived to when the last ping was sent that it answered. None where there are
+    /// no pings, or an agent that does not number its pongs.
+    #[must_use]
+    pub fn witnessed(&self) -> Option<(Instant, Instant)> {
+        self.witness
+    }
+
     pub(crate) fn send(&self, message: ToAgent) {
         // A connection that just ended will come again, and get what counts then.
         let _ = self.sender.send(message);
@@ -100,7 +115,11 @@ pub struct Worker<O> {
     pub own: O,
     /// Its connection.
     pub link: Option<Link>,
-    /// The newest word to start, for a connection to come.
+    /// When its last connection ended, as far as it was seen here. Until then its agent may have been heard.
+    pub heard_until: Option<Instant>,
+    /// Where its agent answers its peers.
+    pub peer: Option<SocketAddr>,
+    /// The newest word to start, for a connection to come; without peers, which are added when it is said.
     pub start: Option<ToAgent>,
     /// The newest word to stop; there is no start after it.
     pub stop: Option<ToAgent>,
@@ -122,6 +141,13 @@ impl<O> Worker<O> {
     pub(crate) fn send(&self, message: ToAgent) {
         if let Some(link) = &self.link {
             link.send(message);
+        }
+    }
+
+    /// Closes its connection, if there is one.
+    pub fn hang_up(&mut self) {
+        if self.link.take().is_some() {
+            self.heard_until = Some(Instant::now());
         }
     }
 
@@ -155,6 +181,11 @@ impl<O> State<O> {
     pub fn of_attempt(&mut self, job: JobId, attempt: u32) -> impl Iterator<Item = (&StreamKey, &mut Worker<O>)> {
         let key = |worker| StreamKey { job, attempt, worker };
         self.workers.range_mut(key(0)..=key(u32::MAX))
+    }
+
+    /// Where the agents of an attempt answer their peers, as far as it is known.
+    pub(crate) fn peers(&mut self, job: JobId, attempt: u32) -> Vec<(u32, SocketAddr)> {
+        self.of_attempt(job, attempt).filter_map(|(key, worker)| Some((key.worker, worker.peer?))).collect()
     }
 }
 
@@ -194,7 +225,7 @@ impl<S: Site> Workers<S> {
     pub fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
         for worker in self.lock().workers.values_mut() {
-            worker.link = None;
+            worker.hang_up();
         }
     }
 
@@ -245,7 +276,7 @@ impl<S: Site> Workers<S> {
         for worker in state.workers.values_mut() {
             // What was said to an earlier term may be lost: agents connect
             // again and repeat it, and are told anew what to do.
-            worker.link = None;
+            worker.hang_up();
             worker.start = None;
             worker.stop = None;
         }
@@ -270,7 +301,9 @@ impl<S: Site> Workers<S> {
 
     /// Tells an attempt's workers to start the ranks of an epoch.
     pub fn start(&self, term: Term, job: JobId, attempt: u32, epoch: u32, rank0: &Address, best_step: Option<u64>) {
-        for (_, worker) in self.lock().of_attempt(job, attempt) {
+        let mut state = self.lock();
+        let peers = state.peers(job, attempt);
+        for (_, worker) in state.of_attempt(job, attempt) {
             if worker.stop.is_some() {
                 continue;
             }
@@ -285,8 +318,9 @@ impl<S: Site> Workers<S> {
                 master_host: rank0.host.clone(),
                 master_port: rank0.port,
                 best_step,
+                peers: Vec::new(),
             };
-            worker.send(start.clone());
+            worker.send(with_peers(start.clone(), &peers));
             worker.start = Some(start);
         }
     }
@@ -310,11 +344,22 @@ impl<S: Site> Workers<S> {
     }
 }
 
+/// A word as it is said: one to start names the peers. They are not kept with it, as each worker of a large gang
+/// would hold all of them.
+pub(crate) fn with_peers(mut word: ToAgent, all: &[(u32, SocketAddr)]) -> ToAgent {
+    if let ToAgent::Start { peers, .. } = &mut word {
+        *peers = all.to_vec();
+    }
+    word
+}
+
 impl<O: Default> Default for Worker<O> {
     fn default() -> Worker<O> {
         Worker {
             own: O::default(),
             link: None,
+            heard_until: None,
+            peer: None,
             start: None,
             stop: None,
             gone: None,

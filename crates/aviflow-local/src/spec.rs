@@ -77,6 +77,7 @@ pub(crate) fn worker_spec(
         token_file: None,
         inherit: false,
         prepend: BTreeMap::new(),
+        fence_after_ms: None,
     })
 }
 

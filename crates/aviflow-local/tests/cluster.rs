@@ -50,7 +50,7 @@ fn a_worker_lives_from_launch_to_release() {
 
     body.launch(&record(7, json!({"seed": 3, "checkpoint": {"path": "/ck"}, "outputs": ["/out"]})), &["n1"]);
     let mut agent = body.agent(JOB, 0);
-    agent.expect("the welcome", |m| (m == ToAgent::Welcome { term: 1, log_have: 0 }).then_some(()));
+    agent.expect("the welcome", |m| (m == ToAgent::Welcome { term: 1, log_have: 0, ping_ms: 0 }).then_some(()));
     body.wait_ready(JOB);
     assert_eq!(agent.spec.node, "n1");
     assert_eq!(agent.spec.slots, [0]);

@@ -4,6 +4,7 @@ use crate::hooks::Message;
 use crate::protocol::{Ended, ExecOutput, FromAgent, ToAgent};
 use crate::sys::Exit;
 use crate::wiring::Launch;
+use std::net::SocketAddr;
 
 /// Lines of output that are told with a rank's end.
 pub const LAST_LINES: usize = 20;
@@ -18,6 +19,8 @@ pub enum Input {
     Opened {
         /// For rank 0.
         port: u16,
+        /// On which peers are answered; 0 if they are not.
+        peer_port: u16,
         /// From the first byte to one past the last.
         log: (u64, u64),
     },
@@ -71,6 +74,11 @@ pub enum Input {
         /// What.
         output: ExecOutput,
     },
+    /// Answer to [`Output::Ask`].
+    Asked {
+        /// Who did not answer, or is in touch with the control plane; none if all answered and nobody is.
+        missing: Option<String>,
+    },
     /// Somebody asked the agent to end (SIGTERM, SIGINT).
     Terminated,
     /// The time of [`super::Machine::next_timer`] came.
@@ -84,6 +92,13 @@ pub enum Output {
     Send(FromAgent),
     /// Close the connection, and try again later.
     Disconnect,
+    /// Ask all these peers, see [`crate::peers`]; answered by [`Input::Asked`].
+    Ask {
+        /// By worker.
+        peers: Vec<(u32, SocketAddr)>,
+        /// How long they have, in milliseconds.
+        within_ms: u64,
+    },
     /// Start all ranks; answered by [`Input::Spawned`] or [`Input::SpawnFailed`].
     Spawn(Launch),
     /// Signal a rank's process group.

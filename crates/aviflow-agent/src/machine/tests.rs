@@ -1,7 +1,10 @@
 use super::*;
 use crate::hooks::Message;
+use crate::protocol::ToAgent;
 use crate::wiring::tests::spec;
+use std::net::SocketAddr;
 
+mod fence;
 mod life;
 
 fn two_ranks() -> WorkerSpec {
@@ -9,15 +12,20 @@ fn two_ranks() -> WorkerSpec {
 }
 
 fn opened() -> Input {
-    Input::Opened { port: 1, log: (0, 0) }
+    Input::Opened { port: 1, peer_port: 0, log: (0, 0) }
 }
 
 fn welcome(term: u64) -> Input {
-    Input::Message(ToAgent::Welcome { term, log_have: 0 })
+    Input::Message(ToAgent::Welcome { term, log_have: 0, ping_ms: 0 })
 }
 
 fn start(term: u64, epoch: u32) -> Input {
-    Input::Message(ToAgent::Start { term, epoch, master_host: "h".into(), master_port: 9, best_step: None })
+    start_with(term, epoch, vec![])
+}
+
+fn start_with(term: u64, epoch: u32, peers: Vec<(u32, SocketAddr)>) -> Input {
+    let (master_host, master_port, best_step) = ("h".to_owned(), 9, None);
+    Input::Message(ToAgent::Start { term, epoch, master_host, master_port, best_step, peers })
 }
 
 fn stop(term: u64, grace_ms: u64) -> Input {
@@ -42,7 +50,8 @@ fn words(outputs: &[Output]) -> String {
         }
         Output::Send(FromAgent::Progress { rank, progress, .. }) => Some(format!("progress({rank},{})", progress.step)),
         Output::Send(FromAgent::Exec { id, output }) => Some(format!("exec({id},{output:?})")),
-        Output::Send(FromAgent::Pong) => Some("pong".into()),
+        Output::Send(FromAgent::Pong { n }) => Some(format!("pong({n})")),
+        Output::Ask { peers, within_ms } => Some(format!("ask({},{within_ms})", peers.len())),
         Output::Send(FromAgent::Log { .. }) => Some("log".into()),
         Output::Disconnect => Some("disconnect".into()),
         Output::Spawn(launch) => Some(format!("spawn({})", launch.epoch)),
@@ -273,7 +282,7 @@ fn commands_need_ranks() {
         (1, Input::Spawned, "1:up@1-0"),
         (2, exec(2, None), "run(2,2)"),
         (2, exec(3, Some(9)), "exec(3,Failed(\"rank 9 is not here: this worker has 2 to 3\"))"),
-        (3, Input::Message(ToAgent::Ping), "pong"),
+        (3, Input::Message(ToAgent::Ping { n: 0, heard: 0 }), "pong(0)"),
     ]);
 }
 

@@ -11,6 +11,7 @@ use aviflow_agent::protocol::{Ended, Endpoint, Event, FromAgent, ToAgent, Worker
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
+use std::net::SocketAddr;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -63,6 +64,9 @@ pub struct World {
     pub log_end: u64,
     pub acknowledge: bool,
     pub last_seq: u64,
+    /// Where the agent answers its peers, as it said; and who they are, for the next start.
+    pub peer_port: u16,
+    pub peers: Vec<(u32, SocketAddr)>,
 }
 
 pub fn spec(folder: &Path, script: &str) -> WorkerSpec {
@@ -92,6 +96,7 @@ pub fn spec(folder: &Path, script: &str) -> WorkerSpec {
         token_file: None,
         inherit: false,
         prepend: BTreeMap::new(),
+        fence_after_ms: None,
     }
 }
 
@@ -128,6 +133,8 @@ impl World {
             log_end: 0,
             acknowledge: true,
             last_seq: 0,
+            peer_port: 0,
+            peers: Vec::new(),
         };
         world.accept();
         world.welcome();
@@ -143,7 +150,8 @@ impl World {
         let (stream, _) = self.listener.accept().expect("a connection");
         self.connection = Some(BufReader::new(stream));
         let hello = self.next().expect("a greeting");
-        assert!(matches!(hello, FromAgent::Hello { .. }), "{hello:?}");
+        let FromAgent::Hello { peer_port, .. } = hello else { panic!("{hello:?}") };
+        self.peer_port = peer_port;
         hello
     }
 
@@ -158,7 +166,7 @@ impl World {
 
     pub fn welcome(&mut self) {
         let log_have = self.log_end;
-        self.send(&ToAgent::Welcome { term: 1, log_have });
+        self.send(&ToAgent::Welcome { term: 1, log_have, ping_ms: 0 });
     }
 
     pub fn start(&mut self, epoch: u32) {
@@ -168,6 +176,7 @@ impl World {
             master_host: "127.0.0.1".into(),
             master_port: 20_000,
             best_step: Some(1),
+            peers: self.peers.clone(),
         });
     }
 

@@ -310,6 +310,7 @@ impl Agent {
             port: 20_000,
             up: false,
             log: (0, 0),
+            peer_port: 0,
         });
         agent
     }

@@ -2,6 +2,7 @@
 
 use super::Output;
 use super::admin::{DrainArgs, Why};
+use aviflow_kube::fence::SHORTEST;
 use clap::{Args, Subcommand, ValueEnum};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -262,6 +263,16 @@ pub struct KubeArgs {
     /// Where the job volumes of the pools are mounted here, for `aviflow cp`
     #[arg(long, env = "AVIFLOW_VOLUMES", value_name = "FOLDER", requires = "kube")]
     pub volumes: Option<PathBuf>,
+
+    /// Seconds after which the agents of a gang stop its ranks if they reach nobody
+    #[arg(
+        long,
+        hide = true,
+        value_name = "SECONDS",
+        requires = "kube",
+        value_parser = clap::value_parser!(i64).range(SHORTEST.0 / 1000..=3600)
+    )]
+    pub fence_after: Option<i64>,
 }
 
 /// Where the store is; it may have a password in it, which is shown nowhere.

@@ -11,6 +11,7 @@ use aviflow_engine::driver::Handle;
 use aviflow_engine::ports::Observation;
 use aviflow_engine::telemetry::StreamKey;
 use aviflow_kube::depot::Objects;
+use aviflow_kube::fence::FENCE_AFTER;
 use aviflow_kube::mirror::{self, Mirror};
 use aviflow_kube::pod::Site;
 use aviflow_kube::{Client, KubeCluster, KubeConfig, KubeHandle, Listeners};
@@ -32,9 +33,6 @@ const IMAGE: &str = concat!("ghcr.io/aviflow/aviflow:", env!("CARGO_PKG_VERSION"
 
 /// Bytes of log that an agent keeps in its pod while the control plane is away.
 const LOG_BUFFER: u64 = 256 << 20;
-
-/// Time after which a worker on a silent node is written off: the agent's own patience, and a margin for clocks.
-const WRITE_OFF: Span = Span::seconds(150);
 
 /// How often a worker is looked at that ships its last lines.
 const LOOK: Duration = Duration::from_millis(20);
@@ -76,15 +74,10 @@ pub fn ground(
         image: args.image.clone().unwrap_or_else(|| IMAGE.to_owned()),
         priority_class: args.priority_class.clone(),
         log_buffer: LOG_BUFFER,
+        fence_after: args.fence_after.map_or(FENCE_AFTER, Span::seconds),
     };
     note(&format!("the pool is a cluster of Kubernetes {}; agents reach this at {}", version.git_version, site.agents));
-    let config = KubeConfig {
-        client: client.clone(),
-        namespace: args.kube_namespace.clone(),
-        site,
-        write_off: WRITE_OFF,
-        objects,
-    };
+    let config = KubeConfig { client: client.clone(), namespace: args.kube_namespace.clone(), site, objects };
     let cluster = KubeCluster::start(config, listeners, telemetry, report, runtime.handle());
     let handle = cluster.handle();
     let volumes = args.volumes.clone().unwrap_or_else(|| home.join("volumes"));

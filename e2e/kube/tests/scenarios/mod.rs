@@ -1,6 +1,7 @@
 //! What is tested.
 
 mod crashes;
+mod cut;
 mod life;
 mod others;
 mod trouble;
@@ -31,6 +32,7 @@ pub const ALL: &[(&str, Test)] = &[
     ("a_broken_device_is_left_alone", trouble::a_broken_device_is_left_alone),
     ("a_control_plane_may_die_at_any_time", crashes::a_control_plane_may_die_at_any_time),
     ("the_apiserver_may_be_away", crashes::the_apiserver_may_be_away),
+    ("a_node_that_is_cut_off_runs_nothing_twice", cut::a_node_that_is_cut_off_runs_nothing_twice),
 ];
 
 /// How long anything may take. Seconds are usual; this is for a busy machine.

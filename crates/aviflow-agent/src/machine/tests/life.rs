@@ -22,6 +22,7 @@ enum Step {
     Release,
     Metrics(u64),
     Fact(u64),
+    Asked(bool),
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -41,6 +42,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => Just(Step::Release),
         2 => (0u64..50).prop_map(Step::Metrics),
         2 => (0u64..5).prop_map(Step::Fact),
+        3 => prop::bool::ANY.prop_map(Step::Asked),
     ]
 }
 
@@ -65,12 +67,19 @@ struct World {
     ended_written: bool,
     gone: bool,
     grace: u64,
+    /// When the questions were asked that were not answered yet.
+    asked: Option<u64>,
+    /// When anybody was reached last.
+    reached: u64,
 }
+
+/// Of the fence.
+const AFTER: u64 = 4000;
 
 impl World {
     fn new() -> Self {
         Self {
-            machine: Machine::new(two_ranks(), 1),
+            machine: Machine::new(WorkerSpec { fence_after_ms: Some(AFTER), ..two_ranks() }, 1),
             now: 0,
             open: false,
             welcomed: false,
@@ -88,6 +97,8 @@ impl World {
             ended_written: false,
             gone: false,
             grace: 5000,
+            asked: None,
+            reached: 0,
         }
     }
 
@@ -118,8 +129,12 @@ impl World {
             Output::Send(_) => assert!(self.welcomed),
             Output::Disconnect => {
                 self.open = false;
-                self.welcomed = false;
+                self.lost();
                 queue.push_back(Input::Closed);
+            }
+            Output::Ask { .. } => {
+                assert!(!self.welcomed && self.asked.is_none());
+                self.asked = Some(self.now);
             }
             Output::Spawn(launch) => {
                 assert!(self.allowed.contains(&launch.epoch), "epoch {} without a start", launch.epoch);
@@ -166,12 +181,11 @@ impl World {
         match step {
             Step::Open if !self.open && !self.gone => {
                 self.open = true;
-                self.welcomed = false;
                 self.feed(opened());
             }
             Step::Close if self.open => {
                 self.open = false;
-                self.welcomed = false;
+                self.lost();
                 self.feed(Input::Closed);
             }
             Step::Welcome(term) if self.open => {
@@ -186,7 +200,7 @@ impl World {
                 if self.welcomed && term >= self.term {
                     self.allowed.insert(epoch);
                 }
-                self.feed(start(term, epoch));
+                self.feed(start_with(term, epoch, vec![(0, SocketAddr::from(([10, 0, 0, 1], 4000)))]));
                 self.raise(term);
             }
             Step::Stop(term, grace) if self.open => {
@@ -226,6 +240,12 @@ impl World {
             }),
             Step::Fact(n) => self
                 .feed(Input::Hook { rank: 2, message: Message::Facts { values: [("n".to_owned(), n.into())].into() } }),
+            Step::Asked(all) => {
+                if let Some(began) = self.asked.take() {
+                    self.reached = self.reached.max(if all { began } else { 0 });
+                    self.feed(Input::Asked { missing: (!all).then(|| "worker 0".to_owned()) });
+                }
+            }
             Step::Open
             | Step::Close
             | Step::Welcome(_)
@@ -235,6 +255,13 @@ impl World {
             | Step::Leftover(_)
             | Step::Unknown
             | Step::Release => {}
+        }
+    }
+
+    /// The connection is gone.
+    fn lost(&mut self) {
+        if std::mem::take(&mut self.welcomed) {
+            self.reached = self.now;
         }
     }
 
@@ -256,6 +283,10 @@ impl World {
         for (rank, (term_at, killed)) in &self.live {
             let late = term_at.is_some_and(|at| self.now >= at + self.grace);
             assert!(*killed || !late, "rank {rank} was not killed after the grace");
+            let fenced = !self.welcomed && self.now >= self.reached + AFTER;
+            assert!(!fenced || term_at.is_some(), "rank {rank} runs on, and nobody is reached");
+            let late = !self.welcomed && self.now >= self.reached + AFTER + BROKEN_GRACE_MS;
+            assert!(!late || *killed, "rank {rank} lives on, and nobody is reached");
         }
     }
 

@@ -32,6 +32,9 @@ use tokio::sync::{Semaphore, mpsc};
 /// The pool of a cluster that has no document of one: all nodes with `nvidia.com/gpu`.
 pub const DEFAULT_POOL: &str = "main";
 
+/// Seconds that a pod has of which no rank runs. With 0, kubelet would not be asked whether it has ended.
+const SHORT: i64 = 1;
+
 /// How often silent workers are looked at.
 const LOOK: Duration = Duration::from_secs(1);
 
@@ -142,11 +145,11 @@ impl Body {
             Message::Created(key, pod) => {
                 let known = self.workers.with(key, |worker| {
                     worker.own.pod = Some(pod.clone());
-                    !worker.remove
+                    !worker.remove && !worker.own.deleted
                 });
                 // Its attempt ended meanwhile, or belongs to an earlier term.
                 if known != Some(true) {
-                    self.delete(pod, Some(0));
+                    self.delete(pod, Some(SHORT));
                 }
                 self.workers.notify();
                 if let Some(pod) = self.unseen.remove(&key) {
@@ -294,18 +297,18 @@ impl Body {
             }
         });
         for key in unheard {
-            self.end_pod(key, 0);
+            self.end_pod(key);
         }
     }
 
-    /// Deletes the pod of a worker, if it is known and was not deleted yet.
-    pub(crate) fn end_pod(&self, key: StreamKey, grace: i64) {
+    /// Deletes the pod of a worker of which no rank runs, if it was not deleted yet: at once, or once it is made.
+    pub(crate) fn end_pod(&self, key: StreamKey) {
         let pod = self.workers.with(key, |worker| {
             let first = !std::mem::replace(&mut worker.own.deleted, true);
             worker.own.pod.clone().filter(|_| first)
         });
         if let Some(pod) = pod.flatten() {
-            self.delete(pod, Some(grace));
+            self.delete(pod, Some(SHORT));
         }
     }
 

@@ -17,9 +17,6 @@ use std::time::{Duration, Instant};
 /// How long kube-scheduler may take to see that what was in the way is gone.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Seconds that kubelet gives a worker whose ranks have stopped. With 0 it would not be asked whether they have.
-const CUT_OFF_GRACE: i64 = 5;
-
 impl Body {
     pub(crate) fn node_event(&mut self, event: watcher::Result<Event<Node>>, list: &mut BTreeSet<String>) {
         let name = |node: &Node| node.metadata.name.clone().unwrap_or_default();
@@ -127,7 +124,7 @@ impl Body {
                 if crate::books::is_over(pod) {
                     self.gone(key, Some(reason));
                 } else {
-                    self.end_pod(key, 0);
+                    self.end_pod(key);
                 }
             }
             Fate::Leaving { reason, within } => {
@@ -172,7 +169,7 @@ impl Body {
         for (key, reason) in refused {
             self.workers.with(key, |worker| worker.own.told = true);
             self.event(key, WorkerEvent::Refused { reason, lasting: false });
-            self.end_pod(key, 0);
+            self.end_pod(key);
         }
     }
 
@@ -264,7 +261,7 @@ impl Body {
         }
         for key in cut_off {
             // Its agent reaches nobody here, and kubelet does: it says when nothing is left.
-            self.end_pod(key, CUT_OFF_GRACE);
+            self.end_pod(key);
         }
         for (key, silent, node) in lost {
             let reason = format!("its agent on {node} has not been heard of for {} s", silent.as_secs());

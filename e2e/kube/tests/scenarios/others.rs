@@ -66,6 +66,11 @@ pub fn gpus_of_others_are_respected(world: &mut World) -> Result<()> {
 }
 
 pub fn a_claim_holds_against_others(world: &mut World) -> Result<()> {
+    // Without, a job could not be turned out before it has run for ten minutes.
+    let folder = tempfile::tempdir()?;
+    let policy = folder.path().join("policy.yaml");
+    std::fs::write(&policy, "kind: Policy\nminimumRun: 0s\n")?;
+    world.plane.ok(&["apply", "-f", &policy.display().to_string()])?;
     // A job of a higher priority turns one out that takes its time: meanwhile the GPUs are claimed.
     let script = "trap 'sleep 8; exit 0' TERM; sleep 600 & wait";
     let mut low = world.job("low", 1, 8, script);

@@ -51,6 +51,10 @@ pub(crate) struct Body {
     pub(crate) messages: mpsc::UnboundedSender<Message>,
     /// Whether all pods were listed once.
     pub(crate) listed: bool,
+    /// Whether all nodes were listed once.
+    pub(crate) nodes_listed: bool,
+    /// Orders that wait for both.
+    pub(crate) held: Vec<Stamped>,
     /// Pods of ours that were seen before their workers were launched: the newest of each.
     pub(crate) unseen: BTreeMap<StreamKey, Pod>,
 }
@@ -131,6 +135,8 @@ impl Body {
 
     fn take(&mut self, message: Message) {
         match message {
+            // Where a pod may be is known only with the nodes, and which there are only with the pods.
+            Message::Orders(orders) if !self.listed || !self.nodes_listed => self.held.extend(orders),
             Message::Orders(orders) => {
                 let begins = orders.iter().any(|o| matches!(o.order, Order::Reconcile { .. }));
                 for stamped in orders {
@@ -162,6 +168,14 @@ impl Body {
                 }
                 self.gone(key, Some(reason));
             }
+        }
+    }
+
+    /// Carries out what waited for the first lists.
+    pub(crate) fn begin(&mut self) {
+        if self.listed && self.nodes_listed && !self.held.is_empty() {
+            let held = std::mem::take(&mut self.held);
+            self.take(Message::Orders(held));
         }
     }
 

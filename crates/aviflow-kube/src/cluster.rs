@@ -90,6 +90,8 @@ impl KubeCluster {
             keeping: Keeping::default(),
             pools: BTreeMap::new(),
             listed: false,
+            nodes_listed: false,
+            held: Vec::new(),
             unseen: BTreeMap::new(),
             config,
         };

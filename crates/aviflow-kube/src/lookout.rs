@@ -30,7 +30,10 @@ impl Body {
                 self.kept_node(&node);
                 self.books.node(&node)
             }
-            Ok(Event::InitDone) => self.books.nodes_listed(list),
+            Ok(Event::InitDone) => {
+                self.nodes_listed = true;
+                self.books.nodes_listed(list)
+            }
             Ok(Event::Apply(node)) => {
                 self.kept_node(&node);
                 self.books.node(&node)
@@ -40,6 +43,7 @@ impl Body {
             Err(_) => Vec::new(),
         };
         self.say(said);
+        self.begin();
     }
 
     pub(crate) fn pod_event(&mut self, event: watcher::Result<Event<Pod>>, list: &mut BTreeSet<String>) {
@@ -54,6 +58,7 @@ impl Body {
                 self.say(said);
                 self.listed = true;
                 self.pods_missing(list);
+                self.begin();
             }
             Ok(Event::Apply(pod)) => self.pod_seen(pod),
             Ok(Event::Delete(pod)) => self.pod_deleted(&pod),

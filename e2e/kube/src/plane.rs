@@ -25,7 +25,7 @@ pub struct Plane {
 }
 
 /// A program that was built before these tests, by the variable that names it.
-fn program(variable: &str) -> Result<PathBuf> {
+pub(crate) fn program(variable: &str) -> Result<PathBuf> {
     let path =
         std::env::var_os(variable).with_context(|| format!("{variable} is not set: run `cargo xtask test kube`"))?;
     Ok(PathBuf::from(path))

@@ -37,7 +37,7 @@ pub fn a_control_plane_may_die_at_any_time(world: &mut World) -> Result<()> {
     }
     until("nothing is left of them", LONGEST, || Ok(world.cluster.pods()?.is_empty().then_some(())))?;
     let jobs = world.plane.json(&["ls", "--all"])?;
-    let ours = jobs["jobs"].as_array().map_or(0, |list| {
+    let ours = jobs.as_array().map_or(0, |list| {
         list.iter().filter(|job| job["name"].as_str().is_some_and(|name| name.starts_with("crash-"))).count()
     });
     ensure!(ours == POINTS.len(), "each was submitted once: {jobs}");
@@ -54,6 +54,7 @@ pub fn the_apiserver_may_be_away(world: &mut World) -> Result<()> {
         Ok((job["phase"] == "Succeeded").then_some(()))
     })?;
     world.cluster.start_apiserver()?;
+    super::knows_the_kinds(&world.cluster)?;
     let object = world.cluster.phase("lasting", "Succeeded")?;
     ensure!(object["status"]["attempt"] == 1, "{}", object["status"]);
     until("nothing is left of it", LONGEST, || Ok(world.cluster.pods()?.is_empty().then_some(())))?;

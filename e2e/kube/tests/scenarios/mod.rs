@@ -4,6 +4,7 @@ mod crashes;
 mod cut;
 mod life;
 mod others;
+mod training;
 mod trouble;
 
 use crate::World;
@@ -21,6 +22,7 @@ pub const ALL: &[(&str, Test)] = &[
     ("a_gang_that_does_not_fit_makes_no_pod", life::a_gang_that_does_not_fit_makes_no_pod),
     ("a_deleted_object_is_a_graceful_stop", life::a_deleted_object_is_a_graceful_stop),
     ("a_job_of_the_command_line_has_its_object", life::a_job_of_the_command_line_has_its_object),
+    ("the_example_trains_as_on_this_machine", training::the_example_trains_as_on_this_machine),
     ("gpus_of_others_are_respected", others::gpus_of_others_are_respected),
     ("a_claim_holds_against_others", others::a_claim_holds_against_others),
     ("a_cordoned_node_takes_no_job", others::a_cordoned_node_takes_no_job),
@@ -46,13 +48,17 @@ pub fn install(cluster: &Cluster) -> Result<()> {
     let documents: Vec<&str> = manifest.split("\n---\n").filter(ours).collect();
     cluster.kubectl_with(&["apply", "--server-side", "-f", "-"], &documents.join("\n---\n"))?;
     cluster.kubectl_ok(&["wait", "--for=condition=Established", "crd", "--all", "--timeout=60s"])?;
-    // The apiserver's policies learn of new kinds every half minute.
+    knows_the_kinds(cluster)
+}
+
+/// Waits until the apiserver takes jobs: its policies learn of kinds every half minute, also after it was started
+/// again.
+pub fn knows_the_kinds(cluster: &Cluster) -> Result<()> {
     let try_out = aviflow_e2e_kube::job(&format!("x@sha256:{}", "0".repeat(64)), "try-out", 1, 1, "true").to_string();
     until("the admission policies know the kind", Duration::from_secs(90), || {
         let taken = cluster.kubectl_with(&["create", "--dry-run=server", "-f", "-"], &try_out);
-        Ok(taken.ok())
-    })?;
-    Ok(())
+        Ok(taken.ok().map(|_| ()))
+    })
 }
 
 /// What a test that failed may have left, so that the next does not fail of it.

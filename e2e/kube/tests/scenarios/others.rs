@@ -69,7 +69,7 @@ pub fn a_claim_holds_against_others(world: &mut World) -> Result<()> {
     // Without, a job could not be turned out before it has run for ten minutes.
     let folder = tempfile::tempdir()?;
     let policy = folder.path().join("policy.yaml");
-    std::fs::write(&policy, "kind: Policy\nminimumRun: 0s\n")?;
+    std::fs::write(&policy, "kind: Policy\nminimumRun: 1s\n")?;
     world.plane.ok(&["apply", "-f", &policy.display().to_string()])?;
     // A job of a higher priority turns one out that takes its time: meanwhile the GPUs are claimed.
     let script = "trap 'sleep 8; exit 0' TERM; sleep 600 & wait";
@@ -79,7 +79,9 @@ pub fn a_claim_holds_against_others(world: &mut World) -> Result<()> {
     world.cluster.phase("low", "Running")?;
     let node = world.cluster.object("low")?["status"]["on"][0].as_str().unwrap_or_default().to_owned();
     let other = if node == "hgx0" { "hgx1" } else { "hgx0" };
-    world.cluster.apply(&world.job("beside", 1, 8, "sleep 600").to_string())?;
+    let mut beside = world.job("beside", 1, 8, "sleep 600");
+    beside["spec"]["priority"] = json!("high");
+    world.cluster.apply(&beside.to_string())?;
     world.cluster.phase("beside", "Running")?;
     let mut high = world.job("high", 1, 8, "echo mine; sleep 600");
     high["spec"]["priority"] = json!("high");
@@ -91,7 +93,8 @@ pub fn a_claim_holds_against_others(world: &mut World) -> Result<()> {
     // Another team scales up onto the node at the worst moment.
     world.cluster.apply(&deployment(world, "greedy", &node, 2).to_string())?;
     let object = world.cluster.phase("high", "Running")?;
-    ensure!(object["status"]["on"][0] == node.as_str(), "{}", object["status"]);
+    let shown = || ["low", "beside", "high"].map(|job| world.plane.ok(&["show", job]).unwrap_or_default()).join("\n");
+    ensure!(object["status"]["on"][0] == node.as_str(), "it was promised {node}: {}", shown());
     until("the node is open again", LONGEST, || {
         let object = world.cluster.get(&format!("/api/v1/nodes/{node}"))?;
         Ok((!object["spec"]["taints"].to_string().contains("aviflow.dev/keep")).then_some(()))

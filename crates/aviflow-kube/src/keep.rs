@@ -73,6 +73,27 @@ fn holder_name(node: &str) -> String {
     format!("aviflow-keep-{node}")
 }
 
+/// Puts the taint on a node or takes it off, and leaves those of others.
+async fn put_taint(api: &Api<Node>, name: &str, taint: bool) {
+    loop {
+        // A node that is gone needs none.
+        let Ok(node) = persist(|| async { api.get(name).await }).await else { return };
+        let mut taints = node.spec.and_then(|s| s.taints).unwrap_or_default();
+        taints.retain(|t| t.key != names::KEEP_TAINT);
+        let mut taints = json!(taints);
+        if let Some(taints) = taints.as_array_mut().filter(|_| taint) {
+            taints.push(json!({"key": names::KEEP_TAINT, "value": "claimed", "effect": "NoSchedule"}));
+        }
+        // The list is one value: it is written only over the one that was read.
+        let version = node.metadata.resource_version;
+        let patch = Patch::Merge(json!({"metadata": {"resourceVersion": version}, "spec": {"taints": taints}}));
+        match persist(|| async { api.patch(name, &PatchParams::default(), &patch).await.map(|_| ()) }).await {
+            Err(refused) if refused.is_conflict() => {}
+            _ => return,
+        }
+    }
+}
+
 impl Body {
     /// Sees whether a node is tainted.
     pub(crate) fn kept_node(&mut self, node: &Node) {
@@ -101,17 +122,8 @@ impl Body {
     pub(crate) fn keep(&mut self, node: &str) {
         if let Some(taint) = self.keeping.taint(node) {
             self.keeping.tainted.insert(node.to_owned(), taint);
-            let change = if taint {
-                json!({"key": names::KEEP_TAINT, "value": "claimed", "effect": "NoSchedule"})
-            } else {
-                json!({"$patch": "delete", "key": names::KEEP_TAINT})
-            };
             let (api, name) = (Api::<Node>::all(self.config.client.clone()), node.to_owned());
-            tokio::spawn(async move {
-                let patch = Patch::Strategic(json!({"spec": {"taints": [change]}}));
-                // A node that is gone needs none.
-                let _ = persist(|| async { api.patch(&name, &PatchParams::default(), &patch).await.map(|_| ()) }).await;
-            });
+            tokio::spawn(async move { put_taint(&api, &name, taint).await });
         }
         if let Some(gpus) = self.keeping.holder(node) {
             let Some(resource) = self.books.profile_of(node).map(|p| p.kubernetes.gpu_resource.clone()) else { return };

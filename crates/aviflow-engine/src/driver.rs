@@ -414,7 +414,7 @@ mod tests {
         let (handle, thread) = Starter::default().start(Away(store.handle(), away.clone()), Idle, |_| {}).unwrap();
         away.store(true, Ordering::SeqCst);
         let (name, pool, gpu_type) = ("n".to_owned(), "p".into(), "H100".into());
-        handle.observe(Observation::NodeSeen { name: name.clone(), pool, gpu_type, gpus: 8 }, None);
+        handle.observe(Observation::NodeSeen { name: name.clone(), pool, gpu_type, gpus: 8, path: Vec::new() }, None);
         // The first is refused by the turn, or by the attempt after it; the second by one of those that follow.
         for _ in 0..2 {
             let refused = handle.ask(pause()).unwrap_err().to_string();

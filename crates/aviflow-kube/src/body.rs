@@ -359,9 +359,11 @@ impl Body {
         tokio::spawn(async move {
             let _turn = requests.acquire().await;
             let api = Api::<Pod>::namespaced(client, &pod.namespace);
-            let mut how = DeleteParams::default();
-            how.grace_period_seconds = grace.and_then(|g| u32::try_from(g).ok());
-            how.preconditions = Some(kube::api::Preconditions { uid: Some(pod.uid.clone()), resource_version: None });
+            let how = DeleteParams {
+                grace_period_seconds: grace.and_then(|g| u32::try_from(g).ok()),
+                preconditions: Some(kube::api::Preconditions { uid: Some(pod.uid.clone()), resource_version: None }),
+                ..DeleteParams::default()
+            };
             // Whatever it refuses for good (it is gone, or another by now) leaves nothing to do.
             let _ = persist(|| async { api.delete(&pod.name, &how).await.map(|_| ()) }).await;
         });

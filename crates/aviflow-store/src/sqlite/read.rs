@@ -6,7 +6,7 @@ use super::convert::from_json;
 use super::schema::{self, sql};
 use super::{FILE, acts, load, usage};
 use crate::convert::{gpu_state, int, uint};
-use crate::read::{ActFilter, ActRow, Filter, Kept, MomentRow, PAGE, Reader, Which};
+use crate::read::{ActFilter, ActRow, Filter, Kept, MomentRow, NAMESPACES, PAGE, Reader, Which};
 use crate::usage::{By, Report, Usage};
 use aviflow_core::gpus::GpuSet;
 use aviflow_core::ledger::{Entry, GpuState, Owner};
@@ -83,6 +83,17 @@ impl Reader for SqliteReader {
             let mut out = BTreeMap::new();
             load::each(conn, "SELECT phase, count(*) FROM jobs GROUP BY phase", |r| {
                 out.insert(r.get(0)?, uint(r.get(1)?));
+                Ok(())
+            })?;
+            Ok(out)
+        })
+    }
+
+    fn namespaces(&self) -> Result<Vec<String>, StoreError> {
+        self.with(|conn| {
+            let mut out = Vec::new();
+            load::each(conn, NAMESPACES, |r| {
+                out.push(r.get(0)?);
                 Ok(())
             })?;
             Ok(out)
@@ -224,7 +235,12 @@ fn list_query(filter: &Filter) -> (String, Vec<Value>) {
         text.push_str(&format!(" AND phase IN ({marks})"));
         params.extend(filter.phases.iter().cloned().map(Value::Text));
     }
-    let equal = [("namespace", &filter.namespace), ("user", &filter.user), ("queue", &filter.queue)];
+    if let Some(namespaces) = &filter.namespaces {
+        let marks = vec!["?"; namespaces.len()].join(", ");
+        text.push_str(&format!(" AND namespace IN ({marks})"));
+        params.extend(namespaces.iter().cloned().map(Value::Text));
+    }
+    let equal = [("user", &filter.user), ("queue", &filter.queue)];
     for (column, wanted) in equal {
         if let Some(wanted) = wanted {
             text.push_str(&format!(" AND {column} = ?"));

@@ -2,7 +2,7 @@
 
 use crate::api::persist;
 use crate::books::Books;
-use crate::cluster::{KubeConfig, Message};
+use crate::cluster::{KubeConfig, Listed, Message};
 use crate::create::create_all;
 use crate::keep::Keeping;
 use crate::namespace::Namespaces;
@@ -26,6 +26,7 @@ use kube::core::DynamicObject;
 use kube::runtime::watcher::{self, Event};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use tokio::sync::{Semaphore, mpsc};
 
@@ -46,8 +47,8 @@ pub(crate) struct Body {
     pub(crate) pools: BTreeMap<String, Profile>,
     pub(crate) requests: Arc<Semaphore>,
     pub(crate) messages: mpsc::UnboundedSender<Message>,
-    /// Whether all pods were listed once.
-    pub(crate) listed: bool,
+    /// Whether all nodes and pods were listed once.
+    pub(crate) listed: Arc<Listed>,
     /// Pods of ours that were seen before their workers were launched: the newest of each.
     pub(crate) unseen: BTreeMap<StreamKey, Pod>,
 }
@@ -271,7 +272,7 @@ impl Body {
                 self.workers.with(key, |worker| worker.own.pod = reference(&pod));
                 self.pod_seen(pod);
             }
-            None if self.listed => self.adrift(key),
+            None if self.listed.pods.load(Ordering::Acquire) => self.adrift(key),
             // The list of pods will tell.
             None => {}
         }

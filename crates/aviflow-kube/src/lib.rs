@@ -16,6 +16,7 @@
 //! | | `keep` holds what is promised |
 //! | [`api`] | requests to the apiserver, tried again where that is safe |
 //! | [`site`] | who an agent is |
+//! | [`identity`] | who asks through the API, and what he may |
 //! | [`depot`] | where pods fetch their code |
 //! | [`namespace`] | what a namespace needs before job pods can be in it |
 //! | [`mirror`] | objects become jobs, jobs have objects |
@@ -30,6 +31,7 @@ pub mod cluster;
 mod create;
 pub mod depot;
 pub mod fate;
+pub mod identity;
 mod keep;
 mod lookout;
 pub mod mirror;

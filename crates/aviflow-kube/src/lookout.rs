@@ -10,6 +10,7 @@ use aviflow_engine::telemetry::StreamKey;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::runtime::watcher::{self, Event};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// How long kube-scheduler may take to see that what was in the way is gone.
@@ -28,7 +29,10 @@ impl Body {
                 self.kept_node(&node);
                 self.books.node(&node)
             }
-            Ok(Event::InitDone) => self.books.nodes_listed(list),
+            Ok(Event::InitDone) => {
+                self.listed.nodes.store(true, Ordering::Release);
+                self.books.nodes_listed(list)
+            }
             Ok(Event::Apply(node)) => {
                 self.kept_node(&node);
                 self.books.node(&node)
@@ -50,7 +54,7 @@ impl Body {
             Ok(Event::InitDone) => {
                 let said = self.books.pods_listed(list);
                 self.say(said);
-                self.listed = true;
+                self.listed.pods.store(true, Ordering::Release);
                 self.pods_missing(list);
             }
             Ok(Event::Apply(pod)) => self.pod_seen(pod),
@@ -234,7 +238,7 @@ impl Body {
                 let silent = now.duration_since(since);
                 // An agent without peers goes on without a control plane: only its node's end is its end.
                 let fenced = (own.workers > 1 && !self.books.is_ready(&own.node)) || own.adrift;
-                let dead = !self.books.is_there(&own.node) && self.listed;
+                let dead = !self.books.is_there(&own.node) && self.listed.pods.load(Ordering::Acquire);
                 if silent >= limit && (fenced || dead) {
                     lost.push((*key, silent, own.node.clone()));
                 }

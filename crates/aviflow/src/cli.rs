@@ -53,6 +53,11 @@ pub struct Global {
     #[arg(long, global = true, env = "AVIFLOW_CONTEXT", hide_env = true, value_name = "NAME", help_heading = "Global")]
     pub context: Option<String>,
 
+    /// The namespace of what is submitted and of jobs named without one; `ls` then lists only its jobs
+    /// [default: the context's, or default]
+    #[arg(short, long, global = true, value_name = "NAME", help_heading = "Global")]
+    pub namespace: Option<String>,
+
     /// Colours: where the output is a terminal, always, or never
     #[arg(
         long,

@@ -27,6 +27,7 @@ pub struct Client {
     context: String,
     url: String,
     token: Option<String>,
+    namespace: Option<String>,
     agent: Agent,
 }
 
@@ -39,6 +40,8 @@ pub struct JobFilter {
     pub user: Option<String>,
     /// A queue's.
     pub queue: Option<String>,
+    /// A namespace's.
+    pub namespace: Option<String>,
     /// Those that wait, in the plan's order.
     pub waiting: bool,
     /// With what their places follow from.
@@ -76,7 +79,13 @@ impl Client {
             .user_agent(concat!("aviflow/", env!("CARGO_PKG_VERSION")));
         // A proxy cannot reach this machine's own addresses.
         let builder = if loopback { builder.proxy(None) } else { builder };
-        Client { context: context.to_owned(), url: url.to_owned(), token, agent: builder.build().new_agent() }
+        let (context, url) = (context.to_owned(), url.to_owned());
+        Client { context, url, token, namespace: None, agent: builder.build().new_agent() }
+    }
+
+    /// In a namespace; in the control plane's default if none is named.
+    pub fn in_namespace(self, namespace: Option<String>) -> Client {
+        Client { namespace, ..self }
     }
 
     /// The name of its context.
@@ -108,6 +117,7 @@ impl Client {
         put("phase", &filter.phase);
         put("user", &filter.user);
         put("queue", &filter.queue);
+        put("namespace", &filter.namespace);
         if filter.waiting {
             query.push(("waiting", "true".to_owned()));
         }
@@ -293,6 +303,10 @@ impl Client {
         // Who asks; a control plane that knows its users by their tokens does not read it.
         let request = match user() {
             Some(user) => request.header("x-aviflow-user", user),
+            None => request,
+        };
+        let request = match &self.namespace {
+            Some(namespace) => request.header("x-aviflow-namespace", namespace),
             None => request,
         };
         match &self.token {

@@ -43,6 +43,9 @@ pub struct Context {
     /// The file with the token.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token_file: Option<PathBuf>,
+    /// The namespace of what is submitted and of bare names.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub namespace: Option<String>,
 }
 
 /// Where `config.yaml` is: `$AVIFLOW_CONFIG`, else in the user's folder of configurations.
@@ -147,7 +150,7 @@ pub fn connect(home: &Home, config: &Config, asked: Option<&str>) -> Result<Clie
                         .help(format!("`aviflow login {} --token-file FILE` sets it", context.url))
                 })?),
             };
-            Ok(Client::new(&name, &context.url, token))
+            Ok(Client::new(&name, &context.url, token).in_namespace(context.namespace.clone()))
         }
         None => local(home)?.ok_or_else(no_server),
     }
@@ -170,7 +173,12 @@ mod tests {
     use super::*;
 
     fn context(name: &str) -> Context {
-        Context { name: name.into(), url: format!("https://{name}"), token_file: Some("/t".into()) }
+        Context {
+            name: name.into(),
+            url: format!("https://{name}"),
+            token_file: Some("/t".into()),
+            namespace: Some("nlp".into()),
+        }
     }
 
     #[test]

@@ -25,7 +25,8 @@ pub fn login(app: &App, args: &LoginArgs) -> Result<()> {
     let token_file = path.with_file_name("tokens").join(&name);
     write_private(&token_file, format!("{token}\n").as_bytes())?;
     let mut config = app.config.clone();
-    config.put(Context { name: name.clone(), url: url.clone(), token_file: Some(token_file) });
+    let namespace = app.namespace.clone();
+    config.put(Context { name: name.clone(), url: url.clone(), token_file: Some(token_file), namespace });
     config.current = Some(name.clone());
     config.write(&path)?;
     print(&format!("logged in to {url}; context `{name}` is in use\n"));
@@ -70,6 +71,8 @@ struct Shown {
     name: String,
     url: Option<String>,
     token_file: Option<PathBuf>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    namespace: Option<String>,
     current: bool,
 }
 
@@ -99,7 +102,8 @@ pub fn context(app: &App, command: Option<ContextCommand>) -> Result<()> {
             let token_file = token_file
                 .map(|p| std::path::absolute(&p).or_fail(|| format!("{} is no path", p.display())))
                 .transpose()?;
-            config.put(Context { name: name.clone(), url: url.clone(), token_file });
+            let namespace = app.namespace.clone();
+            config.put(Context { name: name.clone(), url: url.clone(), token_file, namespace });
             config.write(&path)?;
             print(&format!("context `{name}` is {url}\n"));
             Ok(())
@@ -123,22 +127,43 @@ fn list(app: &App) -> Result<Vec<Shown>> {
         name: LOCAL.to_owned(),
         url: app.home.server()?.map(|s| s.url),
         token_file: Some(app.home.join("token")),
+        namespace: None,
         current: current == LOCAL,
     };
     let others = app.config.contexts.iter().map(|c| Shown {
         name: c.name.clone(),
         url: Some(c.url.clone()),
         token_file: c.token_file.clone(),
+        namespace: c.namespace.clone(),
         current: current == c.name,
     });
     Ok(std::iter::once(local).chain(others).collect())
 }
 
 fn render(list: &[Shown], view: View) -> String {
-    let mut table = Table::new(&[("used", Align::Left), ("context", Align::Left), ("address", Align::Left)]);
+    let columns = ["used", "context", "address", "namespace"].map(|name| (name, Align::Left));
+    let mut table = Table::new(&columns);
     for c in list {
         let address = c.url.as_deref().unwrap_or("(not running)");
-        table.row([if c.current { "*" } else { "" }.into(), c.name.as_str().into(), address.into()]);
+        let namespace = c.namespace.as_deref().unwrap_or("default");
+        table.row([if c.current { "*" } else { "" }.into(), c.name.as_str().into(), address.into(), namespace.into()]);
     }
     table.render(view.width, view.style)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::render::style::Style;
+
+    #[test]
+    fn contexts_are_shown_with_their_namespaces() {
+        let shown = |name: &str, url: Option<&str>, namespace: Option<&str>, current| {
+            let (url, namespace) = (url.map(str::to_owned), namespace.map(str::to_owned));
+            Shown { name: name.to_owned(), url, token_file: None, namespace, current }
+        };
+        let list =
+            [shown("local", None, None, false), shown("prod", Some("https://aviflow.example.com"), Some("nlp"), true)];
+        insta::assert_snapshot!(render(&list, View { now: 0, width: None, style: Style::plain() }));
+    }
 }

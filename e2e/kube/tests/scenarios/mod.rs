@@ -1,6 +1,7 @@
 //! What is tested.
 
 mod life;
+mod teams;
 
 use crate::World;
 use anyhow::Result;
@@ -16,6 +17,7 @@ pub const ALL: &[(&str, Test)] = &[
     ("a_gang_that_does_not_fit_makes_no_pod", life::a_gang_that_does_not_fit_makes_no_pod),
     ("a_deleted_object_is_a_graceful_stop", life::a_deleted_object_is_a_graceful_stop),
     ("a_job_of_the_command_line_has_its_object", life::a_job_of_the_command_line_has_its_object),
+    ("each_team_uses_its_queue_and_sees_its_jobs", teams::each_team_uses_its_queue_and_sees_its_jobs),
 ];
 
 /// Installs what an administrator would; but for the Deployment, as tests run the control plane where they can

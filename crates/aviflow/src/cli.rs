@@ -11,8 +11,8 @@ pub use jobs::{
     SuspendArgs, UpdateArgs,
 };
 pub use platform::{
-    ContextCommand, EnvCommand, KubeArgs, LoginArgs, NodeCommand, ServeArgs, ServerCommand, StartArgs, StoreCommand,
-    UsageArgs,
+    ContextCommand, EnvCommand, KubeArgs, KubeWayArgs, LoginArgs, NodeCommand, ServeArgs, ServerCommand, SetArgs,
+    StartArgs, StoreCommand, UsageArgs,
 };
 pub use simulate::{Preemption, SimulateArgs, TraceFormat};
 

@@ -14,7 +14,9 @@ use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
+use tokio::runtime::Runtime;
 use ureq::http::Response;
 use ureq::{Agent, Body, RequestBuilder, SendBody};
 
@@ -29,6 +31,8 @@ pub struct Client {
     token: Option<String>,
     namespace: Option<String>,
     agent: Agent,
+    /// What carries its connections, where something does.
+    _way: Option<Arc<Runtime>>,
 }
 
 /// Which jobs are asked for.
@@ -80,7 +84,12 @@ impl Client {
         // A proxy cannot reach this machine's own addresses.
         let builder = if loopback { builder.proxy(None) } else { builder };
         let (context, url) = (context.to_owned(), url.to_owned());
-        Client { context, url, token, namespace: None, agent: builder.build().new_agent() }
+        Client { context, url, token, namespace: None, agent: builder.build().new_agent(), _way: None }
+    }
+
+    /// Over connections that tasks of a runtime carry; it ends with the last clone of the client.
+    pub fn through(self, way: Runtime) -> Client {
+        Client { _way: Some(Arc::new(way)), ..self }
     }
 
     /// In a namespace; in the control plane's default if none is named.

@@ -1,9 +1,9 @@
 //! `login` and `context`.
 
 use super::{App, table};
-use crate::cli::{ContextCommand, LoginArgs};
+use crate::cli::{ContextCommand, KubeWayArgs, LoginArgs, SetArgs};
 use crate::client::Client;
-use crate::context::{Context, LOCAL, check_url, config_path, name_of};
+use crate::context::{Context, KubeWay, LOCAL, check_service, check_url, config_path, name_of};
 use crate::error::{Failure, Result, While};
 use crate::home::write_private;
 use crate::output::print;
@@ -26,10 +26,11 @@ pub fn login(app: &App, args: &LoginArgs) -> Result<()> {
     write_private(&token_file, format!("{token}\n").as_bytes())?;
     let mut config = app.config.clone();
     let namespace = app.namespace.clone();
-    config.put(Context { name: name.clone(), url: url.clone(), token_file: Some(token_file), namespace });
+    let (shown, url) = (url.clone(), Some(url));
+    config.put(Context { name: name.clone(), url, kube: None, token_file: Some(token_file), namespace });
     config.current = Some(name.clone());
     config.write(&path)?;
-    print(&format!("logged in to {url}; context `{name}` is in use\n"));
+    print(&format!("logged in to {shown}; context `{name}` is in use\n"));
     Ok(())
 }
 
@@ -96,16 +97,19 @@ pub fn context(app: &App, command: Option<ContextCommand>) -> Result<()> {
             print(&format!("context `{name}` is in use\n"));
             Ok(())
         }
-        ContextCommand::Set { name, url, token_file } => {
+        ContextCommand::Set(SetArgs { name, url, kube, token_file }) => {
             check_name(&name)?;
-            let url = check_url(&url)?;
+            let url = url.as_deref().map(check_url).transpose()?;
+            let kube = way(kube)?;
             let token_file = token_file
                 .map(|p| std::path::absolute(&p).or_fail(|| format!("{} is no path", p.display())))
                 .transpose()?;
             let namespace = app.namespace.clone();
-            config.put(Context { name: name.clone(), url: url.clone(), token_file, namespace });
+            let context = Context { name: name.clone(), url, kube, token_file, namespace };
+            let address = address(&context);
+            config.put(context);
             config.write(&path)?;
-            print(&format!("context `{name}` is {url}\n"));
+            print(&format!("context `{name}` is {address}\n"));
             Ok(())
         }
         ContextCommand::Rm { name } => {
@@ -117,6 +121,28 @@ pub fn context(app: &App, command: Option<ContextCommand>) -> Result<()> {
             print(&format!("context `{name}` is forgotten\n"));
             Ok(())
         }
+    }
+}
+
+/// The way through a cluster, if that is asked for.
+fn way(args: KubeWayArgs) -> Result<Option<KubeWay>> {
+    if !args.kube {
+        return Ok(None);
+    }
+    check_service(&args.service)?;
+    let path = |p: &Path| std::path::absolute(p).or_fail(|| format!("{} is no path", p.display()));
+    let kubeconfig = args.kubeconfig.as_deref().map(path).transpose()?;
+    Ok(Some(KubeWay { kubeconfig, context: args.kube_context, service: args.service }))
+}
+
+/// Where a context leads, for people.
+fn address(context: &Context) -> String {
+    match (&context.kube, &context.url) {
+        (Some(way), _) => {
+            let cluster = way.context.as_deref().map_or_else(String::new, |name| format!(" of {name}"));
+            format!("service {}{cluster}", way.service)
+        }
+        (None, url) => url.clone().unwrap_or_default(),
     }
 }
 
@@ -132,7 +158,7 @@ fn list(app: &App) -> Result<Vec<Shown>> {
     };
     let others = app.config.contexts.iter().map(|c| Shown {
         name: c.name.clone(),
-        url: Some(c.url.clone()),
+        url: Some(address(c)),
         token_file: c.token_file.clone(),
         namespace: c.namespace.clone(),
         current: current == c.name,

@@ -57,9 +57,12 @@ async fn ask(world: &World, user: &str, method: &str, path: &str, body: Option<&
     json(world.send(of(user, "nlp", method, path, body)).await).await
 }
 
+/// What a method of a route needs, and a body that is understood.
+type Needed = (Vec<Right>, Option<Value>);
+
 /// The rights that each method of each route needs, and a body that is understood. A request that needs several
 /// is refused for the first that is missing.
-fn table() -> BTreeMap<(&'static str, &'static str), (Vec<Right>, Option<Value>)> {
+fn table() -> BTreeMap<(&'static str, &'static str), Needed> {
     use Verb::{Create, Delete, Get, List, Update};
     let on = |verb, resource: &'static str| Right::on(verb, resource, None);
     let x = |verb, resource: &'static str| Right::on(verb, resource, Some("x".to_owned()));

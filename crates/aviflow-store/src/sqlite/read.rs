@@ -259,3 +259,41 @@ fn list_query(filter: &Filter) -> (String, Vec<Value>) {
     params.push(Value::Integer(if filter.limit == 0 { i64::from(PAGE) } else { i64::from(filter.limit) }));
     (text, params)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::contract::{Rng, World};
+    use crate::sqlite::SqliteStore;
+    use aviflow_engine::ports::Store as _;
+    use tempfile::TempDir;
+
+    #[test]
+    fn namespaces_are_known_and_filtered_by() {
+        let folder = TempDir::new().unwrap();
+        let mut store = SqliteStore::open(folder.path()).unwrap();
+        let reader = store.reader().unwrap();
+        assert_eq!(reader.namespaces().unwrap(), Vec::<String>::new());
+        let mut world = World::new(store.acquire().unwrap());
+        let mut ids = Vec::new();
+        for namespace in ["vision", "nlp", "vision"] {
+            let (mut job, mut batch) = world.submit(&mut Rng(1));
+            job.key.namespace = namespace.into();
+            let mut record = (*batch.records[0]).clone();
+            record.key = job.key.clone();
+            batch.records = vec![record.into()];
+            ids.push(job.id);
+            batch.jobs = vec![job];
+            store.commit(&batch).unwrap();
+        }
+        assert_eq!(reader.namespaces().unwrap(), ["nlp", "vision"]);
+        let listed = |namespaces: &[&str]| {
+            let namespaces = Some(namespaces.iter().map(|n| (*n).to_owned()).collect());
+            let found = reader.jobs(&Filter { namespaces, ..Filter::default() }).unwrap();
+            found.iter().map(|kept| kept.job.id).collect::<Vec<_>>()
+        };
+        assert_eq!(listed(&["vision"]), [ids[2], ids[0]]);
+        assert_eq!(listed(&["vision", "nlp"]), [ids[2], ids[1], ids[0]]);
+        assert_eq!(listed(&[]), []);
+    }
+}

@@ -199,35 +199,6 @@ fn a_job_is_found_by_name_and_the_latest_by_its_work() {
 }
 
 #[test]
-fn namespaces_are_known_and_filtered_by() {
-    let folder = TempDir::new().unwrap();
-    let mut store = SqliteStore::open(folder.path()).unwrap();
-    let reader = store.reader().unwrap();
-    assert_eq!(reader.namespaces().unwrap(), Vec::<String>::new());
-    let mut world = World::new(store.acquire().unwrap());
-    let mut ids = Vec::new();
-    for namespace in ["vision", "nlp", "vision"] {
-        let (mut job, mut batch) = world.submit(&mut Rng(1));
-        job.key.namespace = namespace.into();
-        let mut record = (*batch.records[0]).clone();
-        record.key = job.key.clone();
-        batch.records = vec![record.into()];
-        ids.push(job.id);
-        batch.jobs = vec![job];
-        store.commit(&batch).unwrap();
-    }
-    assert_eq!(reader.namespaces().unwrap(), ["nlp", "vision"]);
-    let listed = |namespaces: &[&str]| {
-        let namespaces = Some(namespaces.iter().map(|n| (*n).to_owned()).collect());
-        let found = reader.jobs(&Filter { namespaces, ..Filter::default() }).unwrap();
-        found.iter().map(|kept| kept.job.id).collect::<Vec<_>>()
-    };
-    assert_eq!(listed(&["vision"]), [ids[2], ids[0]]);
-    assert_eq!(listed(&["vision", "nlp"]), [ids[2], ids[1], ids[0]]);
-    assert_eq!(listed(&[]), []);
-}
-
-#[test]
 fn moments_are_followed_from_a_row() {
     let (_folder, store, world) = filled(60);
     let reader = store.reader().unwrap();

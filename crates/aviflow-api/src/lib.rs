@@ -7,6 +7,7 @@
 //! - [`environment`]: the description of an environment and its lock
 //! - [`crd`]: the kinds of Kubernetes, made from the same descriptions
 //! - [`identity`]: one hash over all that decides what a job runs
+//! - [`rights`]: who asks, and what he may do
 //! - [`check`]: what cannot be together, and what a pool can never give
 //! - [`schema`]: the same file form as JSON Schema, for editors
 //! - [`diagnostic`] and [`render`]: problems as data, and as a person reads them
@@ -26,6 +27,7 @@ pub mod openapi;
 pub mod quantity;
 pub mod render;
 pub mod rest;
+pub mod rights;
 pub mod schema;
 pub mod secrets;
 pub mod source;

@@ -115,6 +115,7 @@ pub const ROUTES: &[Route] = &[
         query("phase", "string", "`live`, `ended`, or the name of a phase"),
         query("user", "string", "only jobs of this user"),
         query("queue", "string", "only jobs of this queue"),
+        query("namespace", "string", "only jobs of this namespace; of all that may be seen if it is not said"),
         query("waiting", "boolean", "only jobs that wait, in the order of the plan, with their verdicts"),
         query("limit", "integer", "at most so many; 100 if it is not said, 1000 at most"),
         query("after", "integer", "the `next` of the page before"),
@@ -206,6 +207,8 @@ pub const ROUTES: &[Route] = &[
     get("/v1/agents", "list agents", Content::Json(of::<Vec<rest::AgentInfo>>)),
     get("/openapi.json", "this document", Content::Bytes("application/json")).open(),
     get("/healthz", "whether the control plane answers", Content::Bytes("text/plain")).open(),
+    get("/readyz", "whether the control plane decides; 503 with what it waits for", Content::Bytes("text/plain"))
+        .open(),
     get("/metrics", "metrics in the Prometheus text format", Content::Bytes("text/plain")),
     get("/v1/queues/{name}", "one queue", Content::Json(of::<rest::QueueInfo>)),
     post(

@@ -2,7 +2,7 @@
 
 use crate::api::persist;
 use crate::books::Books;
-use crate::cluster::{KubeConfig, Message};
+use crate::cluster::{KubeConfig, Listed, Message};
 use crate::create::create_all;
 use crate::keep::Keeping;
 use crate::namespace::Namespaces;
@@ -26,6 +26,7 @@ use kube::core::DynamicObject;
 use kube::runtime::watcher::{self, Event};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use tokio::sync::{Semaphore, mpsc};
 
@@ -49,10 +50,8 @@ pub(crate) struct Body {
     pub(crate) pools: BTreeMap<String, Profile>,
     pub(crate) requests: Arc<Semaphore>,
     pub(crate) messages: mpsc::UnboundedSender<Message>,
-    /// Whether all pods were listed once.
-    pub(crate) listed: bool,
-    /// Whether all nodes were listed once.
-    pub(crate) nodes_listed: bool,
+    /// Whether all nodes and pods were listed once.
+    pub(crate) listed: Arc<Listed>,
     /// Orders that wait for both.
     pub(crate) held: Vec<Stamped>,
     /// Pods of ours that were seen before their workers were launched: the newest of each.
@@ -136,7 +135,7 @@ impl Body {
     fn take(&mut self, message: Message) {
         match message {
             // Where a pod may be is known only with the nodes, and which there are only with the pods.
-            Message::Orders(orders) if !self.listed || !self.nodes_listed => self.held.extend(orders),
+            Message::Orders(orders) if !self.listed.all() => self.held.extend(orders),
             Message::Orders(orders) => {
                 let begins = orders.iter().any(|o| matches!(o.order, Order::Reconcile { .. }));
                 for stamped in orders {
@@ -173,7 +172,7 @@ impl Body {
 
     /// Carries out what waited for the first lists.
     pub(crate) fn begin(&mut self) {
-        if self.listed && self.nodes_listed && !self.held.is_empty() {
+        if self.listed.all() && !self.held.is_empty() {
             let held = std::mem::take(&mut self.held);
             self.take(Message::Orders(held));
         }
@@ -288,7 +287,7 @@ impl Body {
                 self.workers.with(key, |worker| worker.own.pod = reference(&pod));
                 self.pod_seen(pod);
             }
-            None if self.listed => self.adrift(key),
+            None if self.listed.pods.load(Ordering::Acquire) => self.adrift(key),
             // The list of pods will tell.
             None => {}
         }

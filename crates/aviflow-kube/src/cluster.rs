@@ -16,6 +16,7 @@ use aviflow_link::{Durable, ExecError, ExecStream, Workers};
 use kube::Client;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::AbortHandle;
@@ -46,6 +47,7 @@ pub struct Listeners {
 /// A Kubernetes cluster. Dropping it ends what belongs to the control plane and leaves pods alone.
 pub struct KubeCluster {
     workers: Arc<Workers<Pods>>,
+    listed: Arc<Listed>,
     orders: mpsc::UnboundedSender<Message>,
     tasks: Vec<AbortHandle>,
 }
@@ -54,6 +56,21 @@ pub struct KubeCluster {
 #[derive(Clone)]
 pub struct KubeHandle {
     workers: Arc<Workers<Pods>>,
+    listed: Arc<Listed>,
+}
+
+/// What was listed whole, once.
+#[derive(Debug, Default)]
+pub(crate) struct Listed {
+    pub(crate) nodes: AtomicBool,
+    pub(crate) pods: AtomicBool,
+}
+
+impl Listed {
+    /// Whether both were.
+    pub(crate) fn all(&self) -> bool {
+        self.nodes.load(Ordering::Acquire) && self.pods.load(Ordering::Acquire)
+    }
 }
 
 /// What the one task is told.
@@ -81,6 +98,7 @@ impl KubeCluster {
         let workers = Arc::new(Workers::new(pods, telemetry, Box::new(report)));
         let (orders, messages) = mpsc::unbounded_channel();
         let objects = config.objects.clone();
+        let listed = Arc::<Listed>::default();
         let body = Body {
             workers: workers.clone(),
             books: Books::new(Vec::new()),
@@ -89,8 +107,7 @@ impl KubeCluster {
             namespaces: Arc::default(),
             keeping: Keeping::default(),
             pools: BTreeMap::new(),
-            listed: false,
-            nodes_listed: false,
+            listed: listed.clone(),
             held: Vec::new(),
             unseen: BTreeMap::new(),
             config,
@@ -100,13 +117,13 @@ impl KubeCluster {
             runtime.spawn(depot::serve(workers.clone(), objects, listeners.depot)).abort_handle(),
             runtime.spawn(body.run(messages)).abort_handle(),
         ];
-        KubeCluster { workers, orders, tasks }
+        KubeCluster { workers, listed, orders, tasks }
     }
 
     /// What the server asks beside the loop.
     #[must_use]
     pub fn handle(&self) -> KubeHandle {
-        KubeHandle { workers: self.workers.clone() }
+        KubeHandle { workers: self.workers.clone(), listed: self.listed.clone() }
     }
 }
 
@@ -140,6 +157,19 @@ impl KubeHandle {
         stdin: &[u8],
     ) -> Result<ExecStream, ExecError> {
         self.workers.exec(key, rank, argv, stdin)
+    }
+
+    /// Whether all nodes and pods of the cluster were listed once: before, jobs wait for nodes that are there.
+    ///
+    /// # Errors
+    /// With what is not listed yet.
+    pub fn ready(&self) -> Result<(), String> {
+        let missing = |what: &str| Err(format!("the cluster's {what} are being listed"));
+        match (self.listed.nodes.load(Ordering::Acquire), self.listed.pods.load(Ordering::Acquire)) {
+            (true, true) => Ok(()),
+            (false, _) => missing("nodes"),
+            (true, false) => missing("pods"),
+        }
     }
 
     /// The workers whose attempts are not over, and whether the agent of each is connected.

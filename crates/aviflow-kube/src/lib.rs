@@ -17,6 +17,8 @@
 //! | | `keep` holds what is promised |
 //! | [`api`] | requests to the apiserver, tried again where that is safe |
 //! | [`site`] | who an agent is |
+//! | [`identity`] | who asks through the API, and what he may |
+//! | [`reach`] | the way from a person's machine to the control plane |
 //! | [`depot`] | where pods fetch their code |
 //! | [`namespace`] | what a namespace needs before job pods can be in it |
 //! | [`mirror`] | objects become jobs, jobs have objects |
@@ -32,6 +34,7 @@ mod create;
 pub mod depot;
 pub mod fate;
 pub mod fence;
+pub mod identity;
 mod keep;
 mod lookout;
 pub mod mirror;
@@ -40,6 +43,7 @@ pub mod namespace;
 pub mod object;
 pub mod pod;
 pub mod profile;
+pub mod reach;
 pub mod site;
 
 pub use cluster::{KubeCluster, KubeConfig, KubeHandle, Listeners};

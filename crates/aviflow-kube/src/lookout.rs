@@ -12,6 +12,7 @@ use aviflow_engine::telemetry::StreamKey;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::runtime::watcher::{self, Event};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// How long kube-scheduler may take to see that what was in the way is gone.
@@ -31,7 +32,7 @@ impl Body {
                 self.books.node(&node)
             }
             Ok(Event::InitDone) => {
-                self.nodes_listed = true;
+                self.listed.nodes.store(true, Ordering::Release);
                 self.books.nodes_listed(list)
             }
             Ok(Event::Apply(node)) => {
@@ -56,7 +57,7 @@ impl Body {
             Ok(Event::InitDone) => {
                 let said = self.books.pods_listed(list);
                 self.say(said);
-                self.listed = true;
+                self.listed.pods.store(true, Ordering::Release);
                 self.pods_missing(list);
                 self.begin();
             }
@@ -255,7 +256,7 @@ impl Body {
                 // Without a witness a gang may be well, and goes on: only kubelet's word or its nodes' end is its end.
                 let witnesses = witnesses.get(&(key.job, key.attempt)).into_iter().flatten().copied();
                 let fenced = own.workers > 1 && witnessed(since, witnesses) >= limit;
-                let dead = !self.books.is_there(&own.node) && self.listed;
+                let dead = !self.books.is_there(&own.node) && self.listed.pods.load(Ordering::Acquire);
                 // Whoever removes a pod by force says that nothing of it runs; what is meanwhile found to run ends.
                 if own.adrift || dead || (fenced && !self.books.is_ready(&own.node)) {
                     lost.push((*key, silent, own.node.clone()));

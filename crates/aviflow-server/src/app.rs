@@ -1,5 +1,6 @@
 //! The server's parts, and how it is served.
 
+use crate::access::Identities;
 use crate::auth::Token;
 use crate::body::{Body, CatalogueEntry};
 use crate::error::Failure;
@@ -44,8 +45,10 @@ pub struct Parts {
     pub environments: Vec<CatalogueEntry>,
     /// What a document need not say.
     pub defaults: Defaults,
-    /// Who may ask.
+    /// Whose holder may everything.
     pub token: Token,
+    /// Who others are and what they may, where somebody knows it.
+    pub identities: Option<Arc<dyn Identities>>,
     /// What the server says of itself.
     pub info: Info,
     /// Limits, and who may reach it.

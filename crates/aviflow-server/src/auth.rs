@@ -1,15 +1,12 @@
-//! Who may ask: whoever holds the token, from this machine unless more was allowed.
+//! The token of the control plane's own folder, and which hosts it answers for.
 //!
-//! The token is a file that only its owner can read. Whoever can read it could
-//! read the store too, so locally its holder is believed about the user's name.
+//! The token is a file that only its owner can read.
 
 use crate::app::App;
 use crate::error::Failure;
-use axum::extract::{ConnectInfo, FromRequestParts, Request, State};
+use axum::extract::{ConnectInfo, FromRequestParts};
 use axum::http::request::Parts as RequestParts;
 use axum::http::{HeaderMap, StatusCode, header};
-use axum::middleware::Next;
-use axum::response::{IntoResponse, Response};
 use sha2::{Digest, Sha256};
 use std::fmt;
 use std::fs::{File, OpenOptions};
@@ -17,10 +14,6 @@ use std::io::{Read, Write};
 use std::net::SocketAddr;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-
-/// Names the user on whose behalf a client asks.
-const USER_HEADER: &str = "x-aviflow-user";
 
 /// The bearer token. Shows nothing of itself.
 #[derive(Clone)]
@@ -106,7 +99,7 @@ impl Token {
     }
 
     /// Compares hashes, whose bytes say nothing of the token, and all of them.
-    fn is(&self, other: &str) -> bool {
+    pub(crate) fn is(&self, other: &str) -> bool {
         let (ours, theirs) = (Sha256::digest(&self.0), Sha256::digest(other));
         ours.iter().zip(theirs.iter()).fold(0, |differ, (a, b)| differ | (a ^ b)) == 0
     }
@@ -131,24 +124,6 @@ fn create(path: &Path) -> std::io::Result<()> {
     }
 }
 
-/// The user on whose behalf a client asks.
-#[derive(Clone, Debug)]
-pub(crate) struct User(pub(crate) String);
-
-impl<S: Sync> FromRequestParts<S> for User {
-    type Rejection = Failure;
-
-    async fn from_request_parts(parts: &mut RequestParts, _: &S) -> Result<User, Failure> {
-        let Some(value) = parts.headers.get(USER_HEADER) else { return Ok(User("unknown".to_owned())) };
-        let plain = |b: u8| b.is_ascii_alphanumeric() || b"._-+@".contains(&b);
-        match value.to_str() {
-            Ok(name) if !name.is_empty() && name.len() <= 64 && name.bytes().all(plain) => Ok(User(name.to_owned())),
-            _ => Err(Failure::bad(format!("the header {USER_HEADER} holds no user name"))
-                .help("a user name has at most 64 letters, digits and `._-+@`")),
-        }
-    }
-}
-
 /// Whether the request comes from this machine.
 pub(crate) struct Loopback(pub(crate) bool);
 
@@ -158,22 +133,6 @@ impl<S: Sync> FromRequestParts<S> for Loopback {
     async fn from_request_parts(parts: &mut RequestParts, _: &S) -> Result<Loopback, Failure> {
         let peer = parts.extensions.get::<ConnectInfo<SocketAddr>>();
         Ok(Loopback(peer.is_some_and(|ConnectInfo(peer)| peer.ip().is_loopback())))
-    }
-}
-
-/// Lets through what carries the token and was meant for this host.
-pub(crate) async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
-    let checked = host(&app, request.headers()).and_then(|()| bearer(&app, request.headers()));
-    match checked {
-        Ok(()) => next.run(request).await,
-        Err(failure) => {
-            let challenge = failure.status == StatusCode::UNAUTHORIZED;
-            let mut response = failure.into_response();
-            if challenge {
-                response.headers_mut().insert(header::WWW_AUTHENTICATE, header::HeaderValue::from_static("Bearer"));
-            }
-            response
-        }
     }
 }
 
@@ -193,18 +152,4 @@ pub(crate) fn host(app: &App, headers: &HeaderMap) -> Result<(), Failure> {
     let message = format!("this control plane is not called `{name}`");
     Err(Failure::new(StatusCode::FORBIDDEN, "wrongHost", message)
         .help("ask for `localhost` or 127.0.0.1, or add the name to `hosts` in the server's configuration"))
-}
-
-fn bearer(app: &App, headers: &HeaderMap) -> Result<(), Failure> {
-    let given = headers.get(header::AUTHORIZATION).and_then(|h| h.to_str().ok());
-    let token = given.and_then(|h| {
-        let (scheme, token) = h.split_once(' ')?;
-        scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
-    });
-    let message = match token {
-        Some(token) if app.parts.token.is(token) => return Ok(()),
-        Some(_) => "the token is not the one of this control plane",
-        None => "the request carries no token",
-    };
-    Err(Failure::new(StatusCode::UNAUTHORIZED, "unauthorized", message).help("log in with `aviflow login`"))
 }

@@ -31,6 +31,14 @@ pub trait Body: Send + Sync {
 
     /// Completes once no worker of a job that has ended has output left to ship.
     fn drained(&self, job: JobId) -> Pin<Box<dyn Future<Output = ()> + Send>>;
+
+    /// Whether it knows what there is to place jobs on.
+    ///
+    /// # Errors
+    /// With what it waits for.
+    fn ready(&self) -> Result<(), String> {
+        Ok(())
+    }
 }
 
 /// Where a command runs.

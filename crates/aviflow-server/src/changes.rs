@@ -4,6 +4,7 @@
 //! together, and only while there are any. Of each job and node it remembers a
 //! fingerprint.
 
+use crate::access::Caller;
 use crate::app::{App, blocking};
 use crate::error::Failure;
 use crate::follow::sse;
@@ -221,7 +222,15 @@ async fn follow(app: Arc<App>, sender: broadcast::Sender<Arc<ChangeEvent>>, look
     *app.changes.open.lock().unwrap_or_else(PoisonError::into_inner) = None;
 }
 
-pub(crate) async fn events(State(app): State<Arc<App>>) -> Result<Response, Failure> {
+/// Whether a caller is told of a change. Asked for each, as a stream may outlive a right.
+async fn told(app: &App, caller: &Caller, event: &ChangeEvent) -> bool {
+    match event {
+        ChangeEvent::Job { job } => app.sees(caller, &job.namespace).await.unwrap_or(false),
+        ChangeEvent::Node { .. } | ChangeEvent::Ready => true,
+    }
+}
+
+pub(crate) async fn events(State(app): State<Arc<App>>, caller: Caller) -> Result<Response, Failure> {
     let (sender, receiver) = mpsc::channel(1);
     // First the changes, then the present: what happens in between is then told twice and not lost.
     let mut changes = Hub::subscribe(&app).await?;
@@ -234,7 +243,7 @@ pub(crate) async fn events(State(app): State<Arc<App>>) -> Result<Response, Fail
     .await?;
     tokio::spawn(async move {
         for event in present.into_iter().chain([ChangeEvent::Ready]) {
-            if sender.send(Arc::new(event)).await.is_err() {
+            if told(&app, &caller, &event).await && sender.send(Arc::new(event)).await.is_err() {
                 return;
             }
         }
@@ -246,7 +255,7 @@ pub(crate) async fn events(State(app): State<Arc<App>>) -> Result<Response, Fail
             };
             // A client that is too slow has lost changes: it connects again and begins with the present.
             let Ok(event) = event else { return };
-            if sender.send(event).await.is_err() {
+            if told(&app, &caller, &event).await && sender.send(event).await.is_err() {
                 return;
             }
         }

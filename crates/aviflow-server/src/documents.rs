@@ -1,7 +1,7 @@
 //! Queues, pools and the policy: their documents are applied whole.
 
+use crate::access::{Caller, User};
 use crate::app::{App, blocking};
-use crate::auth::User;
 use crate::error::Failure;
 use crate::params::{Input, Name};
 use crate::pool::{pools_of, queues_of};
@@ -12,6 +12,7 @@ use aviflow_api::admin::{
 use aviflow_api::rest::{
     Applied, PolicyApply, PoolAction, PoolApply, PoolInfo, QueueAction, QueueApply, QueueInfo, QueueJobs,
 };
+use aviflow_api::rights::{Right, Verb};
 use aviflow_api::suggest::nearest;
 use aviflow_core::model::{Queue, QueueState};
 use aviflow_engine::engine::{Answer, Input as EngineInput, QueueJobs as Jobs};
@@ -109,10 +110,13 @@ fn change_queue(app: &App, queue: Queue, by: String, reason: Option<String>) -> 
 
 pub(crate) async fn queue_action(
     State(app): State<Arc<App>>,
-    User(by): User,
+    caller: Caller,
     Name(name): Name,
     Input(action): Input<QueueAction>,
 ) -> Result<Json<Applied>, Failure> {
+    let verb = if matches!(action, QueueAction::Delete(_)) { Verb::Delete } else { Verb::Update };
+    app.needs(&caller, &Right::on(verb, "queues", Some(name.clone()))).await?;
+    let by = caller.user;
     blocking(move || {
         let (state, reason) = match action {
             QueueAction::Open { reason } => (QueueState::Open, reason),

@@ -1,7 +1,7 @@
 //! Drains, and what people did.
 
+use crate::access::User;
 use crate::app::{App, blocking};
-use crate::auth::User;
 use crate::documents::ask;
 use crate::error::Failure;
 use crate::params::{Input, Name, Values};

@@ -1,7 +1,7 @@
 //! Commands inside workers.
 
+use crate::access::Caller;
 use crate::app::{App, blocking};
-use crate::auth::User;
 use crate::body::ExecTarget;
 use crate::error::Failure;
 use crate::logs::ndjson;
@@ -20,12 +20,12 @@ const FRAMES: usize = 64;
 
 pub(crate) async fn exec(
     State(app): State<Arc<App>>,
-    User(user): User,
+    caller: Caller,
     Name(name): Name,
     Input(exec): Input<Exec>,
 ) -> Result<Response, Failure> {
     let state = app.clone();
-    let mut frames = blocking(move || begin(&state, &name, &user, exec)).await?;
+    let mut frames = blocking(move || begin(&state, &name, &caller, exec)).await?;
     let (sender, receiver) = mpsc::channel(FRAMES);
     // Dropping `frames`, because the client is gone or the server stops, ends the command.
     tokio::spawn(async move {
@@ -47,11 +47,11 @@ pub(crate) async fn exec(
     Ok(ndjson(receiver))
 }
 
-fn begin(app: &App, name: &str, user: &str, mut exec: Exec) -> Result<mpsc::Receiver<ExecFrame>, Failure> {
+fn begin(app: &App, name: &str, caller: &Caller, mut exec: Exec) -> Result<mpsc::Receiver<ExecFrame>, Failure> {
     if exec.argv.is_empty() {
         return Err(Failure::bad("no command was given").help("put it in `argv`"));
     }
-    let job = resolve(app, name, user)?;
+    let job = resolve(app, name, caller)?;
     let rank = exec.rank.unwrap_or(0);
     let found = app.view(move |view| {
         let job = view.snapshot.jobs.get(&job)?;

@@ -4,8 +4,8 @@
 //! refused, and so is a link that leads out. Links that stay inside are
 //! followed if asked for by name, and archived as links where they are relative.
 
+use crate::access::Caller;
 use crate::app::{App, blocking};
-use crate::auth::User;
 use crate::error::Failure;
 use crate::names::resolve;
 use crate::params::{Name, Values};
@@ -40,14 +40,14 @@ pub(crate) struct FilesQuery {
 
 pub(crate) async fn files(
     State(app): State<Arc<App>>,
-    User(user): User,
+    caller: Caller,
     Name(name): Name,
     Values(query): Values<FilesQuery>,
 ) -> Result<Response, Failure> {
     let state = app.clone();
     let path = query.path.unwrap_or_default();
     let entries = blocking(move || {
-        let job = resolve(&state, &name, &user)?;
+        let job = resolve(&state, &name, &caller)?;
         collect(&state.parts.body.volumes(job), &path)
     })
     .await?;

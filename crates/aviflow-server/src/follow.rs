@@ -4,8 +4,8 @@
 //! job has ended, its workers have shipped what they had, and that was sent:
 //! whoever follows has then seen every line, each once.
 
+use crate::access::Caller;
 use crate::app::{App, blocking};
-use crate::auth::User;
 use crate::error::Failure;
 use crate::jobs;
 use crate::logs::Lines;
@@ -13,6 +13,7 @@ use crate::names::resolve;
 use crate::params::{Name, Values, flag, ranks};
 use crate::view;
 use aviflow_api::rest::{JobEvent, JobSummary, ProgressPoint};
+use aviflow_api::rights::{Part, Right, Verb};
 use aviflow_core::lifecycle::PLATFORM_CODE;
 use aviflow_core::model::JobId;
 use aviflow_store::telemetry::Query;
@@ -228,15 +229,20 @@ fn differ(before: &JobSummary, now: &JobSummary) -> bool {
     still(before) != still(now)
 }
 
+/// The rights that following a job needs: its output is part of what is told.
+pub(crate) fn rights(namespace: &str) -> Vec<Right> {
+    vec![Right::jobs(Verb::Get, Some(namespace)), Right::part(Verb::Get, Part::Log, namespace)]
+}
+
 pub(crate) async fn events(
     State(app): State<Arc<App>>,
-    User(user): User,
+    caller: Caller,
     Name(name): Name,
     Values(query): Values<EventsQuery>,
 ) -> Result<Response, Failure> {
     let state = app.clone();
     let (told, signals) = blocking(move || {
-        let id = resolve(&state, &name, &user)?;
+        let id = resolve(&state, &name, &caller)?;
         let signals = Signals::new(&state, id);
         let ranks = query.rank.as_deref().map(ranks).transpose()?;
         let lines = match query.logs {

@@ -1,5 +1,6 @@
 //! What was submitted and how long it ran, as `aviflow simulate` replays it.
 
+use crate::access::Caller;
 use crate::app::{App, blocking};
 use crate::error::Failure;
 use crate::params::Values;
@@ -26,23 +27,29 @@ pub(crate) struct HistoryQuery {
 
 pub(crate) async fn history(
     State(app): State<Arc<App>>,
+    caller: Caller,
     Values(query): Values<HistoryQuery>,
 ) -> Result<Json<JobHistory>, Failure> {
-    blocking(move || read(&app, &query).map(Json)).await
+    let visible = app.visible(&caller, None).await?;
+    blocking(move || read(&app, &query, visible).map(Json)).await
 }
 
-fn read(app: &App, query: &HistoryQuery) -> Result<JobHistory, Failure> {
+/// Of some namespaces, or of all.
+fn read(app: &App, query: &HistoryQuery, namespaces: Option<Vec<String>>) -> Result<JobHistory, Failure> {
     let now = app.view(|view| view.now)?;
     let (from, to) = period(&query.from, &query.to, now)?;
     let within = move |job: &Job| from <= job.submitted && job.submitted < to;
     let mut history = JobHistory { from: from.0, to: to.0, jobs: Vec::new(), unfinished: 0, never_ran: 0 };
     // The live ones first, by number: whoever ends in between is counted twice rather than lost, and found out below.
+    let seen = namespaces.clone();
+    let sees = move |job: &Job| seen.as_ref().is_none_or(|seen| seen.contains(&job.key.namespace));
     let live: Vec<_> =
-        app.view(move |view| view.snapshot.jobs.values().filter(|j| within(j)).map(|j| j.id).collect())?;
+        app.view(move |view| view.snapshot.jobs.values().filter(|j| within(j) && sees(j)).map(|j| j.id).collect())?;
     history.unfinished = live.len() as u64;
     let mut after = None;
     loop {
-        let filter = Filter { which: Which::Ended, after, limit: PAGE, ..Filter::default() };
+        let filter =
+            Filter { which: Which::Ended, namespaces: namespaces.clone(), after, limit: PAGE, ..Filter::default() };
         let page = app.parts.reader.jobs(&filter)?;
         let Some(last) = page.last() else { break };
         // Newest first: numbers are in the order of submission.

@@ -1,8 +1,8 @@
 //! One job: everything about it, its timeline and series, and what a person does to it.
 
+use crate::access::{Caller, namespace_of};
 use crate::app::{App, blocking};
 use crate::attempts::hashes;
-use crate::auth::User;
 use crate::error::Failure;
 use crate::names::resolve;
 use crate::params::{Input, Name, Values};
@@ -10,7 +10,8 @@ use crate::secret::{masked, shown};
 use crate::view::{self, Names, Seen};
 use aviflow_api::convert::{claim_info, to_change};
 use aviflow_api::identity::{HASH_FACT, job_hash};
-use aviflow_api::rest::{JobAction, JobDetail, JobSummary, NumberedPoint, TimelineEntry};
+use aviflow_api::rest::{JobAction, JobDetail, JobSummary, JobUpdate, NumberedPoint, TimelineEntry};
+use aviflow_api::rights::{Right, Verb};
 use aviflow_core::explain::NodeNames;
 use aviflow_core::ledger::GpuState;
 use aviflow_core::lifecycle::{Moment, MomentKind};
@@ -183,11 +184,11 @@ fn facts(moments: &[Moment]) -> BTreeMap<String, String> {
 
 pub(crate) async fn get(
     State(app): State<Arc<App>>,
-    User(user): User,
+    caller: Caller,
     Name(name): Name,
 ) -> Result<Json<JobDetail>, Failure> {
     blocking(move || {
-        let id = resolve(&app, &name, &user)?;
+        let id = resolve(&app, &name, &caller)?;
         detail(&app, id).map(Json)
     })
     .await
@@ -195,11 +196,11 @@ pub(crate) async fn get(
 
 pub(crate) async fn timeline(
     State(app): State<Arc<App>>,
-    User(user): User,
+    caller: Caller,
     Name(name): Name,
 ) -> Result<Json<Vec<TimelineEntry>>, Failure> {
     blocking(move || {
-        let id = resolve(&app, &name, &user)?;
+        let id = resolve(&app, &name, &caller)?;
         Ok(Json(timeline_of(&moments(&app, id, 0)?, &app.names()?)))
     })
     .await
@@ -215,12 +216,12 @@ pub(crate) struct SeriesQuery {
 
 pub(crate) async fn series(
     State(app): State<Arc<App>>,
-    User(user): User,
+    caller: Caller,
     Name(name): Name,
     Values(query): Values<SeriesQuery>,
 ) -> Result<Json<Vec<NumberedPoint>>, Failure> {
     blocking(move || {
-        let id = resolve(&app, &name, &user)?;
+        let id = resolve(&app, &name, &caller)?;
         let max = query.max.unwrap_or(POINTS).clamp(1, MAX_POINTS);
         let series = app.parts.telemetry.points(id, query.after.unwrap_or(0), max);
         let series = series.map_err(|e| Failure::io("the series cannot be read", &e))?;
@@ -232,12 +233,18 @@ pub(crate) async fn series(
 
 pub(crate) async fn act(
     State(app): State<Arc<App>>,
-    User(by): User,
+    caller: Caller,
     Name(name): Name,
     Input(action): Input<JobAction>,
 ) -> Result<Json<JobSummary>, Failure> {
+    let verb = if action == JobAction::Cancel { Verb::Delete } else { Verb::Update };
+    app.needs(&caller, &Right::jobs(verb, Some(namespace_of(Some(&name), &caller)))).await?;
+    if let JobAction::Update(JobUpdate { queue: Some(queue), .. }) = &action {
+        app.needs(&caller, &Right::use_queue(queue)).await?;
+    }
     blocking(move || {
-        let job = resolve(&app, &name, &by)?;
+        let job = resolve(&app, &name, &caller)?;
+        let by = caller.user;
         let input = match action {
             JobAction::Cancel => EngineInput::Cancel { job, by },
             JobAction::Suspend { reason } => {

@@ -7,12 +7,13 @@
 //!
 //! - [`Server`]: the routes, served from [`Parts`];
 //! - [`Body`]: what the server asks of the machine or cluster beside the loop;
-//! - [`Token`]: who may ask.
+//! - [`Token`] and [`Identities`]: who may ask for what.
 //!
 //! Invariants: a stream wakes only on changes; jobs that ended are read from the
 //! store page by page and never held; secrets are masked in everything that is
 //! shown.
 
+mod access;
 mod app;
 mod attempts;
 mod auth;
@@ -44,6 +45,7 @@ mod view;
 #[cfg(test)]
 mod tests;
 
+pub use access::{Asked, Identities, Unavailable};
 pub use app::{Applies, Info, Parts, Server, ServerConfig, ServerError};
 pub use auth::{Token, TokenError};
 pub use body::{Body, BodyAgent, CatalogueEntry, ExecRefusal, ExecTarget};

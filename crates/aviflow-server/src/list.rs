@@ -36,6 +36,7 @@ pub(crate) struct ListQuery {
     pub(crate) phase: Option<String>,
     pub(crate) user: Option<String>,
     pub(crate) queue: Option<String>,
+    pub(crate) namespace: Option<String>,
     #[serde(default, deserialize_with = "flag")]
     pub(crate) waiting: Option<bool>,
     pub(crate) limit: Option<u32>,
@@ -50,6 +51,8 @@ struct Wanted {
     phase: Option<&'static str>,
     user: Option<String>,
     queue: Option<String>,
+    /// Of these namespaces; of all if none is said.
+    namespaces: Option<Vec<String>>,
     limit: usize,
 }
 
@@ -58,10 +61,11 @@ impl Wanted {
         self.phase.is_none_or(|p| p == job.phase.name())
             && self.user.as_ref().is_none_or(|u| *u == job.user)
             && self.queue.as_ref().is_none_or(|q| *q == job.request.queue)
+            && self.namespaces.as_ref().is_none_or(|seen| seen.contains(&job.key.namespace))
     }
 }
 
-fn wanted(query: &ListQuery) -> Result<Wanted, Failure> {
+fn wanted(query: &ListQuery, namespaces: Option<Vec<String>>) -> Result<Wanted, Failure> {
     let phase = query.phase.as_deref().map(str::to_ascii_lowercase);
     let (live, ended, phase) = match phase.as_deref() {
         None | Some("all") => (true, true, None),
@@ -76,12 +80,12 @@ fn wanted(query: &ListQuery) -> Result<Wanted, Failure> {
         },
     };
     let limit = query.limit.unwrap_or(PAGE).clamp(1, MAX_PAGE) as usize;
-    Ok(Wanted { live, ended, phase, user: query.user.clone(), queue: query.queue.clone(), limit })
+    Ok(Wanted { live, ended, phase, user: query.user.clone(), queue: query.queue.clone(), namespaces, limit })
 }
 
-/// Answers a list.
-pub(crate) fn list(app: &App, query: &ListQuery) -> Result<JobList, Failure> {
-    let wanted = wanted(query)?;
+/// Answers a list, of some namespaces or of all.
+pub(crate) fn list(app: &App, query: &ListQuery, namespaces: Option<Vec<String>>) -> Result<JobList, Failure> {
+    let wanted = wanted(query, namespaces)?;
     if query.waiting == Some(true) {
         return waiting(app, wanted, query.after.unwrap_or(0), query.factors == Some(true));
     }
@@ -120,6 +124,7 @@ fn ended(app: &App, wanted: &Wanted, after: Option<u64>, found: &mut BTreeMap<Jo
         phases: wanted.phase.iter().map(|p| (*p).to_owned()).collect(),
         user: wanted.user.clone(),
         queue: wanted.queue.clone(),
+        namespaces: wanted.namespaces.clone(),
         after: after.map(JobId),
         limit: u32::try_from(wanted.limit + 1).unwrap_or(MAX_PAGE + 1),
         ..Filter::default()

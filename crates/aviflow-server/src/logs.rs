@@ -1,7 +1,7 @@
 //! Output of jobs, line by line.
 
+use crate::access::Caller;
 use crate::app::{App, blocking};
-use crate::auth::User;
 use crate::error::Failure;
 use crate::follow::{Ending, Signals};
 use crate::names::resolve;
@@ -121,14 +121,14 @@ impl Masker {
 
 pub(crate) async fn logs(
     State(app): State<Arc<App>>,
-    User(user): User,
+    caller: Caller,
     Name(name): Name,
     Values(query): Values<LogsQuery>,
 ) -> Result<Response, Failure> {
     let state = app.clone();
     let follow = query.follow == Some(true);
     let (job, signals, lines) = blocking(move || {
-        let job = resolve(&state, &name, &user)?;
+        let job = resolve(&state, &name, &caller)?;
         // Marked before the first line is read, so that nothing falls between.
         let signals = Signals::new(&state, job);
         Ok((job, signals, Lines::new(&state, job, query.lines(&state)?)?))

@@ -1,7 +1,8 @@
 //! Nodes, queues, pools, agents, and the control plane itself.
 
+use crate::access::User;
 use crate::app::{App, blocking};
-use crate::auth::{Loopback, User};
+use crate::auth::Loopback;
 use crate::error::Failure;
 use crate::params::{Input, Name};
 use crate::view::count;

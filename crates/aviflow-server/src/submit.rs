@@ -3,11 +3,11 @@
 //! Whatever the client checked is checked again: the document, the objects it
 //! refers to, the hash of its environment, and that the pool can hold it.
 
+use crate::access::Caller;
 use crate::app::{App, blocking};
-use crate::auth::User;
 use crate::error::Failure;
 use crate::jobs;
-use crate::names::{NAMESPACE, resolve};
+use crate::names::resolve;
 use crate::params::Input;
 use crate::secret::{restored, shown};
 use crate::view::{Names, Waits, count, verdict};
@@ -17,6 +17,7 @@ use aviflow_api::diagnostic::Diagnostic;
 use aviflow_api::environment::{self, Description};
 use aviflow_api::file::check_spec;
 use aviflow_api::rest::{JobDetail, PlanAnswer, Submit};
+use aviflow_api::rights::Right;
 use aviflow_api::spec::{JobSpec, Provenance};
 use aviflow_core::explain::NodeNames;
 use aviflow_core::model::{EnvironmentHash, EnvironmentState, Job, JobId, JobKey, Request, Snapshot};
@@ -31,11 +32,14 @@ use std::sync::Arc;
 
 pub(crate) async fn submit(
     State(app): State<Arc<App>>,
-    User(user): User,
-    Input(submit): Input<Submit>,
+    caller: Caller,
+    Input(mut submit): Input<Submit>,
 ) -> Result<(StatusCode, Json<JobDetail>), Failure> {
+    app.needs(&caller, &Right::use_queue(&submit.spec.queue)).await?;
+    // Which object a job came from is known by who watches objects, and by no client.
+    submit.provenance.object = None;
     blocking(move || {
-        let submission = checked(&app, submit, user)?;
+        let submission = checked(&app, submit, &caller)?;
         // Said before anything is uploaded; the engine decides it again.
         let (request, user) = (submission.request.clone(), submission.user.clone());
         app.view(move |view| possible(view.snapshot, &request, &user))??;
@@ -83,7 +87,7 @@ pub(crate) fn submit_applied(app: &App, applied: Applied) -> Result<(JobId, JobK
     if let Some(found) = live {
         return Ok(found);
     }
-    let submission = Submission { namespace, ..checked(app, Submit { spec, provenance }, user)? };
+    let submission = checked(app, Submit { spec, provenance }, &Caller::admitted(user, namespace))?;
     let missing = missing(app, &submission.provenance)?;
     if !missing.is_empty() {
         return Err(Failure::missing(missing));
@@ -99,10 +103,10 @@ pub(crate) fn submit_applied(app: &App, applied: Applied) -> Result<(JobId, JobK
 }
 
 /// The submission as the engine takes it; what depends on objects is not checked.
-fn checked(app: &App, submit: Submit, user: String) -> Result<Submission, Failure> {
+fn checked(app: &App, submit: Submit, caller: &Caller) -> Result<Submission, Failure> {
     let Submit { spec, provenance } = submit;
     let spec = match &provenance.rerun_of {
-        Some(name) => repeated(app, spec, name, &user)?,
+        Some(name) => repeated(app, spec, name, caller)?,
         None => spec,
     };
     let body = app.parts.body.name();
@@ -124,14 +128,15 @@ fn checked(app: &App, submit: Submit, user: String) -> Result<Submission, Failur
     }
     check_provenance(&spec, &provenance)?;
     let request = to_request(&spec, &app.parts.defaults.priorities);
-    Ok(Submission { namespace: NAMESPACE.to_owned(), user, spec, provenance, request })
+    let Caller { namespace, user, .. } = caller.clone();
+    Ok(Submission { namespace, user, spec, provenance, request })
 }
 
 /// A client that repeats a job has seen its document with the secrets masked.
-fn repeated(app: &App, spec: JobSpec, name: &str, user: &str) -> Result<JobSpec, Failure> {
-    let Ok(id) = resolve(app, name, user) else { return Ok(spec) };
+fn repeated(app: &App, spec: JobSpec, name: &str, caller: &Caller) -> Result<JobSpec, Failure> {
+    let Ok(id) = resolve(app, name, caller) else { return Ok(spec) };
     let record = jobs::record(app, id)?;
-    restored(spec, &record.spec, record.user == user)
+    restored(spec, &record.spec, record.user == caller.user)
 }
 
 fn check_provenance(spec: &JobSpec, provenance: &Provenance) -> Result<(), Failure> {
@@ -223,11 +228,12 @@ pub(crate) fn is_sha256(text: &str) -> bool {
 
 pub(crate) async fn what_if(
     State(app): State<Arc<App>>,
-    User(user): User,
+    caller: Caller,
     Input(submit): Input<Submit>,
 ) -> Result<Json<PlanAnswer>, Failure> {
+    app.needs(&caller, &Right::use_queue(&submit.spec.queue)).await?;
     blocking(move || {
-        let submission = checked(&app, submit, user)?;
+        let submission = checked(&app, submit, &caller)?;
         // Objects may be missing: nothing is run, so nothing has to be uploaded.
         if missing(&app, &submission.provenance)?.is_empty() {
             check_hash(&app, &submission.provenance)?;
@@ -255,10 +261,11 @@ fn answer(app: &App, submission: Submission) -> Result<PlanAnswer, Failure> {
         let state = if ready { EnvironmentState::Ready } else { EnvironmentState::Preparing };
         snapshot.environments.insert(hash.clone(), state);
     }
-    let name = free_name(app, &submission.spec.name)?;
+    let namespace = submission.namespace;
+    let name = free_name(app, &namespace, &submission.spec.name)?;
     // Higher than any, as the engine's next number will be.
     let id = JobId(u64::MAX);
-    let key = JobKey { namespace: NAMESPACE.to_owned(), name: name.clone() };
+    let key = JobKey { namespace, name: name.clone() };
     let job = Job::submitted(id, key, submission.user, request, environment, now);
     snapshot.waiting.insert(id);
     snapshot.jobs.insert(id, job);
@@ -300,8 +307,8 @@ fn possible(snapshot: &Snapshot, request: &Request, user: &str) -> Result<(), Fa
 }
 
 /// The name that the engine would give.
-fn free_name(app: &App, name: &str) -> Result<String, Failure> {
-    let mut key = JobKey { namespace: NAMESPACE.to_owned(), name: name.to_owned() };
+fn free_name(app: &App, namespace: &str, name: &str) -> Result<String, Failure> {
+    let mut key = JobKey { namespace: namespace.to_owned(), name: name.to_owned() };
     let mut suffix = 1u64;
     while app.parts.reader.find(&key)?.is_some() {
         suffix += 1;

@@ -5,4 +5,5 @@ mod content;
 mod follow;
 mod jobs;
 mod pool;
+mod rights;
 pub(crate) mod support;

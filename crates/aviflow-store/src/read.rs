@@ -32,6 +32,12 @@ pub trait Reader: Debug + Send + Sync {
     /// If the store cannot be read.
     fn phases(&self) -> Result<BTreeMap<String, u64>, StoreError>;
 
+    /// The namespaces that have jobs, sorted.
+    ///
+    /// # Errors
+    /// If the store cannot be read.
+    fn namespaces(&self) -> Result<Vec<String>, StoreError>;
+
     /// The job of exactly this name.
     ///
     /// # Errors
@@ -142,6 +148,15 @@ pub enum Which {
     Ended,
 }
 
+/// The namespaces that have jobs, by steps through the index of their names and not through all jobs.
+pub(crate) const NAMESPACES: &str = "
+    WITH RECURSIVE step(namespace) AS (
+        SELECT min(namespace) FROM jobs
+        UNION ALL
+        SELECT (SELECT min(namespace) FROM jobs WHERE namespace > step.namespace) FROM step
+        WHERE step.namespace IS NOT NULL)
+    SELECT namespace FROM step WHERE namespace IS NOT NULL";
+
 /// Which jobs a list has. What is not set does not restrict.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Filter {
@@ -149,8 +164,8 @@ pub struct Filter {
     pub which: Which,
     /// Phases by name, as [`aviflow_core::model::Phase::name`] has them; empty means any.
     pub phases: Vec<String>,
-    /// The namespace.
-    pub namespace: Option<String>,
+    /// Namespaces; an empty list has no jobs.
+    pub namespaces: Option<Vec<String>>,
     /// Who submitted them.
     pub user: Option<String>,
     /// The queue.

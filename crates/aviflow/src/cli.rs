@@ -11,8 +11,8 @@ pub use jobs::{
     SuspendArgs, UpdateArgs,
 };
 pub use platform::{
-    ContextCommand, EnvCommand, KubeArgs, LoginArgs, NodeCommand, ServeArgs, ServerCommand, StartArgs, StoreCommand,
-    UsageArgs,
+    ContextCommand, EnvCommand, KubeArgs, KubeWayArgs, LoginArgs, NodeCommand, ServeArgs, ServerCommand, SetArgs,
+    StartArgs, StoreCommand, UsageArgs,
 };
 pub use simulate::{Preemption, SimulateArgs, TraceFormat};
 
@@ -52,6 +52,11 @@ pub struct Global {
     /// The control plane to speak to, by the name of its context
     #[arg(long, global = true, env = "AVIFLOW_CONTEXT", hide_env = true, value_name = "NAME", help_heading = "Global")]
     pub context: Option<String>,
+
+    /// The namespace of what is submitted and of jobs named without one; `ls` then lists only its jobs
+    /// [default: the context's, or default]
+    #[arg(short, long, global = true, value_name = "NAME", help_heading = "Global")]
+    pub namespace: Option<String>,
 
     /// Colours: where the output is a terminal, always, or never
     #[arg(

@@ -14,7 +14,9 @@ use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
+use tokio::runtime::Runtime;
 use ureq::http::Response;
 use ureq::{Agent, Body, RequestBuilder, SendBody};
 
@@ -27,7 +29,10 @@ pub struct Client {
     context: String,
     url: String,
     token: Option<String>,
+    namespace: Option<String>,
     agent: Agent,
+    /// What carries its connections, where something does.
+    _way: Option<Arc<Runtime>>,
 }
 
 /// Which jobs are asked for.
@@ -39,6 +44,8 @@ pub struct JobFilter {
     pub user: Option<String>,
     /// A queue's.
     pub queue: Option<String>,
+    /// A namespace's.
+    pub namespace: Option<String>,
     /// Those that wait, in the plan's order.
     pub waiting: bool,
     /// With what their places follow from.
@@ -76,7 +83,18 @@ impl Client {
             .user_agent(concat!("aviflow/", env!("CARGO_PKG_VERSION")));
         // A proxy cannot reach this machine's own addresses.
         let builder = if loopback { builder.proxy(None) } else { builder };
-        Client { context: context.to_owned(), url: url.to_owned(), token, agent: builder.build().new_agent() }
+        let (context, url) = (context.to_owned(), url.to_owned());
+        Client { context, url, token, namespace: None, agent: builder.build().new_agent(), _way: None }
+    }
+
+    /// Over connections that tasks of a runtime carry; it ends with the last clone of the client.
+    pub fn through(self, way: Runtime) -> Client {
+        Client { _way: Some(Arc::new(way)), ..self }
+    }
+
+    /// In a namespace; in the control plane's default if none is named.
+    pub fn in_namespace(self, namespace: Option<String>) -> Client {
+        Client { namespace, ..self }
     }
 
     /// The name of its context.
@@ -108,6 +126,7 @@ impl Client {
         put("phase", &filter.phase);
         put("user", &filter.user);
         put("queue", &filter.queue);
+        put("namespace", &filter.namespace);
         if filter.waiting {
             query.push(("waiting", "true".to_owned()));
         }
@@ -293,6 +312,10 @@ impl Client {
         // Who asks; a control plane that knows its users by their tokens does not read it.
         let request = match user() {
             Some(user) => request.header("x-aviflow-user", user),
+            None => request,
+        };
+        let request = match &self.namespace {
+            Some(namespace) => request.header("x-aviflow-namespace", namespace),
             None => request,
         };
         match &self.token {

@@ -37,6 +37,8 @@ pub struct App {
     pub config: contexts::Config,
     /// The context that was asked for.
     pub asked: Option<String>,
+    /// The namespace that was asked for.
+    pub namespace: Option<String>,
     /// The streams.
     pub output: Output,
 }
@@ -45,12 +47,17 @@ impl App {
     fn new(global: &Global, output: Output) -> Result<App> {
         let config = contexts::Config::read(&contexts::config_path()?)?;
         let asked = global.context.clone().filter(|c| !c.is_empty());
-        Ok(App { home: Home::find()?, config, asked, output })
+        let namespace = global.namespace.clone().filter(|n| !n.is_empty());
+        Ok(App { home: Home::find()?, config, asked, namespace, output })
     }
 
     /// The control plane to speak to.
     pub fn client(&self) -> Result<Client> {
-        contexts::connect(&self.home, &self.config, self.asked.as_deref())
+        let client = contexts::connect(&self.home, &self.config, self.asked.as_deref())?;
+        Ok(match &self.namespace {
+            Some(namespace) => client.in_namespace(Some(namespace.clone())),
+            None => client,
+        })
     }
 
     /// Whether the control plane of this machine is meant.

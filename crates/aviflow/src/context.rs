@@ -8,6 +8,7 @@ use crate::error::{Failure, Result, While};
 use crate::home::{Home, read_token, write_private};
 use aviflow_api::source::Sources;
 use aviflow_api::yaml::to_yaml;
+use aviflow_kube::reach::Way;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
@@ -38,11 +39,32 @@ pub struct Config {
 pub struct Context {
     /// What it is called here.
     pub name: String,
-    /// Its address.
-    pub url: String,
+    /// Its address; none where a cluster leads to it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub url: Option<String>,
+    /// The cluster that leads to it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kube: Option<KubeWay>,
     /// The file with the token.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token_file: Option<PathBuf>,
+    /// The namespace of what is submitted and of bare names.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub namespace: Option<String>,
+}
+
+/// The way to a control plane through the apiserver of its cluster.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct KubeWay {
+    /// The kubeconfig; that of `$KUBECONFIG` if none is named.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kubeconfig: Option<PathBuf>,
+    /// The context in it; its current one if none is named.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub context: Option<String>,
+    /// The control plane's Service, as `namespace/name`.
+    pub service: String,
 }
 
 /// Where `config.yaml` is: `$AVIFLOW_CONFIG`, else in the user's folder of configurations.
@@ -144,13 +166,54 @@ pub fn connect(home: &Home, config: &Config, asked: Option<&str>) -> Result<Clie
                 None => None,
                 Some(path) => Some(read_token(path)?.ok_or_else(|| {
                     Failure::new(format!("the token of context `{name}` is not there: {}", path.display()))
-                        .help(format!("`aviflow login {} --token-file FILE` sets it", context.url))
+                        .help("`aviflow context set` or `aviflow login` with --token-file sets it")
                 })?),
             };
-            Ok(Client::new(&name, &context.url, token))
+            let namespace = context.namespace.clone();
+            match (&context.kube, &context.url) {
+                (Some(way), _) => through(&name, way, token, namespace),
+                (None, Some(url)) => Ok(Client::new(&name, url, token).in_namespace(namespace)),
+                (None, None) => Err(Failure::usage(format!("the context `{name}` has no address"))
+                    .help(format!("`aviflow context set {name} --url URL` sets it, or `--kube`"))),
+            }
         }
         None => local(home)?.ok_or_else(no_server),
     }
+}
+
+/// A client through the apiserver of a cluster, for as long as it lives.
+fn through(name: &str, way: &KubeWay, token: Option<String>, namespace: Option<String>) -> Result<Client> {
+    let (system, service) = check_service(&way.service)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .or_fail(|| "threads cannot be started".to_owned())?;
+    let failed = |why: String| {
+        Failure::platform(format!("the control plane of context `{name}` cannot be reached: {why}"))
+            .help("the way needs `get` on the Service, `list` on pods and `create` on pods/portforward there")
+    };
+    let found = runtime.block_on(Way::find(way.kubeconfig.as_deref(), way.context.as_deref())).map_err(failed)?;
+    let token = token.or_else(|| found.token.clone()).ok_or_else(|| {
+        Failure::new(format!("the kubeconfig of context `{name}` has a certificate and no token"))
+            .why("the control plane knows people by tokens")
+            .help(format!(
+                "`kubectl create token ACCOUNT --audience aviflow` makes one of a service account; then \
+                 `aviflow context set {name} --kube --token-file FILE`"
+            ))
+    })?;
+    let namespace = namespace.unwrap_or_else(|| found.namespace.clone());
+    let address = runtime.block_on(found.listen(system, service)).map_err(failed)?;
+    let client = Client::new(name, &format!("http://{address}"), Some(token));
+    Ok(client.in_namespace(Some(namespace)).through(runtime))
+}
+
+/// The namespace and the name of a Service.
+pub fn check_service(service: &str) -> Result<(&str, &str)> {
+    service
+        .split_once('/')
+        .filter(|(system, name)| !system.is_empty() && !name.is_empty())
+        .ok_or_else(|| Failure::usage(format!("`{service}` names no Service")).help("write it as NAMESPACE/NAME"))
 }
 
 /// The control plane of this machine, if it runs.
@@ -170,7 +233,9 @@ mod tests {
     use super::*;
 
     fn context(name: &str) -> Context {
-        Context { name: name.into(), url: format!("https://{name}"), token_file: Some("/t".into()) }
+        let url = Some(format!("https://{name}"));
+        let (token_file, namespace) = (Some("/t".into()), Some("nlp".into()));
+        Context { name: name.into(), url, kube: None, token_file, namespace }
     }
 
     #[test]
@@ -182,6 +247,8 @@ mod tests {
         config.put(context("work"));
         config.put(context("home"));
         config.put(context("work"));
+        let way = KubeWay { kubeconfig: None, context: Some("prod".into()), service: "aviflow-system/aviflow".into() };
+        config.put(Context { url: None, kube: Some(way), token_file: None, ..context("prod") });
         config.write(&path).expect("write");
         assert_eq!(Config::read(&path), Ok(config));
         insta::assert_snapshot!(std::fs::read_to_string(&path).expect("file"));
@@ -192,7 +259,7 @@ mod tests {
         let config = Config { contexts: vec![context("work")], ..Config::default() };
         assert_eq!(config.current(None), LOCAL);
         assert_eq!(config.find(LOCAL), Ok(None));
-        assert_eq!(config.find("work").expect("work").map(|c| c.url.as_str()), Some("https://work"));
+        assert_eq!(config.find("work").expect("work").and_then(|c| c.url.as_deref()), Some("https://work"));
         let failure = config.find("wrok").expect_err("unknown");
         assert_eq!((failure.code, failure.why), (2, vec!["there are: local, work".to_owned()]));
     }
@@ -204,6 +271,14 @@ mod tests {
             assert!(check_url(wrong).is_err(), "{wrong}");
         }
         assert_eq!(name_of("https://a.example:8443/x"), "a.example");
+    }
+
+    #[test]
+    fn a_service_has_a_namespace() {
+        assert_eq!(check_service("aviflow-system/aviflow"), Ok(("aviflow-system", "aviflow")));
+        for wrong in ["aviflow", "/aviflow", "aviflow-system/"] {
+            assert!(check_service(wrong).is_err(), "{wrong}");
+        }
     }
 
     #[test]

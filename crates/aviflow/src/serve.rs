@@ -29,7 +29,7 @@ use aviflow_store::{FileTelemetry, Objects};
 use housekeeping::Housekeeping;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use store::Stores;
 use tokio::net::TcpListener;
@@ -123,6 +123,8 @@ struct Plane {
     ended: oneshot::Receiver<Option<StoreError>>,
     server: Server,
     started: i64,
+    /// Whether each request says by its own token whose it is.
+    shared: bool,
 }
 
 impl Plane {
@@ -185,13 +187,15 @@ impl Plane {
             environments,
             defaults: Defaults::default(),
             token,
+            identities: client.clone().map(kube::identities),
             info: Info { version: env!("CARGO_PKG_VERSION").to_owned(), home: folder.display().to_string(), started },
-            config: ServerConfig::default(),
+            // On a cluster each request says whose it is, so it may come from anywhere.
+            config: ServerConfig { allow_remote: kube.kube, ..ServerConfig::default() },
         });
         if let Some(client) = client {
             kube::mirror(client, engine.clone(), server.applies(), kube, runtime);
         }
-        Ok(Plane { engine, thread, ended, server, started })
+        Ok(Plane { engine, thread, ended, server, started, shared: kube.kube })
     }
 
     async fn serve(self, home: &Home, listen: Option<&str>, announce: &mut dyn FnMut(Announcement)) -> Result<()> {
@@ -201,7 +205,7 @@ impl Plane {
                 .help("choose another address with --listen")
         })?;
         let bound: SocketAddr = listener.local_addr().or_fail(|| "the listener has no address".to_owned())?;
-        if !bound.ip().is_loopback() {
+        if !bound.ip().is_loopback() && !self.shared {
             return Err(Failure::usage(format!(
                 "other machines could reach {bound}, and whoever has the token can run commands here"
             ))
@@ -209,7 +213,7 @@ impl Plane {
         }
         let file = ServerFile {
             pid: std::process::id(),
-            url: format!("http://{bound}"),
+            url: format!("http://{}", reached_here(bound)),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             started: self.started,
         };
@@ -252,6 +256,15 @@ impl Plane {
             Ok(None) => Err(Failure::platform("the engine ended by itself")),
             Err(_) => Ok(()),
         }
+    }
+}
+
+/// An address of a listener from its own machine.
+fn reached_here(bound: SocketAddr) -> SocketAddr {
+    match bound.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => SocketAddr::new(Ipv4Addr::LOCALHOST.into(), bound.port()),
+        IpAddr::V6(ip) if ip.is_unspecified() => SocketAddr::new(Ipv6Addr::LOCALHOST.into(), bound.port()),
+        _ => bound,
     }
 }
 

@@ -165,4 +165,9 @@ fn what_cannot_be_done_is_said_with_its_exit_code() {
     assert_eq!(unknown.code, 1, "{unknown:?}");
     assert!(unknown.err.contains("tiny-gpt"), "{unknown:?}");
     assert_eq!(world.run(&["--context", "nowhere", "ls"]).code, 2);
+    world.ok(&["-n", "default", "show", "tiny-gpt"]);
+    for command in [&["-n", "nlp", "ls"][..], &["show", "tiny-gpt", "--namespace", "nlp"]] {
+        let elsewhere = world.run(command);
+        assert!(elsewhere.err.contains("jobs of one machine are all in `default`"), "{elsewhere:?}");
+    }
 }

@@ -35,7 +35,7 @@ async fn every_route_of_the_table_is_served_and_no_other() {
     let table: BTreeSet<(&str, &str, bool)> = ROUTES.iter().map(|r| (r.path, r.method, r.open)).collect();
     let each = |routes: Vec<routes::Handled>, open: bool| {
         let methods =
-            routes.into_iter().flat_map(move |(path, methods, _)| methods.iter().map(move |m| (path, *m, open)));
+            routes.into_iter().flat_map(move |(path, methods, _)| methods.iter().map(move |(m, _)| (path, *m, open)));
         methods.collect::<Vec<_>>()
     };
     let served: BTreeSet<_> = each(routes::closed(), false).into_iter().chain(each(routes::open(), true)).collect();
@@ -80,12 +80,12 @@ async fn who_has_no_token_or_means_another_host_is_refused() {
     insta::assert_snapshot!(ask(&[("host", "127.0.0.1:7000"), ("authorization", &wrong)]).await);
     insta::assert_snapshot!(ask(&[("host", "evil.example:7000"), ("authorization", &wrong)]).await);
     insta::assert_snapshot!(ask(&[]).await);
-    for open in ["/healthz", "/openapi.json"] {
+    for open in ["/healthz", "/readyz", "/openapi.json"] {
         let request = Request::builder().uri(open).body(Body::empty()).unwrap();
         assert_eq!(world.send(request).await.status(), StatusCode::OK);
     }
     let request = world.request("GET", "/v1/server").header("x-aviflow-user", "a b").body(Body::empty()).unwrap();
-    assert_eq!(world.send(request).await.status(), StatusCode::OK, "nobody asks for the user there");
+    assert_eq!(world.send(request).await.status(), StatusCode::OK, "the first of two headers counts");
     let mut request = world.request("GET", "/v1/jobs/x").body(Body::empty()).unwrap();
     request.headers_mut().insert("x-aviflow-user", "a b".parse().unwrap());
     assert_eq!(world.send(request).await.status(), StatusCode::BAD_REQUEST);
@@ -135,6 +135,7 @@ async fn a_full_disk_and_a_stopped_engine_say_so() {
     while changed.changed().await.is_ok() {}
     insta::assert_snapshot!(world.refused("POST", "/v1/jobs", Some(body)).await);
     insta::assert_snapshot!(world.refused("GET", "/healthz", None).await);
+    insta::assert_snapshot!(world.refused("GET", "/readyz", None).await);
 }
 
 #[tokio::test]

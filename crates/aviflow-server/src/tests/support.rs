@@ -1,5 +1,6 @@
 //! A whole control plane in a temporary folder, but for the processes.
 
+use crate::access::Identities;
 use crate::app::{Info, Parts, Server, ServerConfig};
 use crate::auth::Token;
 use crate::body::{Body, BodyAgent, CatalogueEntry, ExecRefusal, ExecTarget};
@@ -246,6 +247,15 @@ impl World {
     }
 
     pub(crate) fn with(script: Script, config: ServerConfig) -> World {
+        World::of(script, config, None)
+    }
+
+    /// One to which others come with tokens of their own.
+    pub(crate) fn shared(identities: Arc<dyn Identities>) -> World {
+        World::of(Script::default(), ServerConfig::default(), Some(identities))
+    }
+
+    fn of(script: Script, config: ServerConfig, identities: Option<Arc<dyn Identities>>) -> World {
         let folder = TempDir::new().unwrap();
         let store = SqliteStore::open(&folder.path().join("store")).unwrap();
         let reader = Arc::new(store.reader().unwrap());
@@ -288,6 +298,7 @@ impl World {
             environments: vec![entry(1), entry(2)],
             defaults: Defaults::default(),
             token: token.clone(),
+            identities,
             info: Info { version: "0.0.0".into(), home: "home".into(), started: 1_700_000_000_000 },
             config,
         });

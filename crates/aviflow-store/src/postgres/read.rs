@@ -5,7 +5,7 @@
 use super::connect::{Database, Session, Trouble};
 use super::convert::{Value, get, json, opt_text, small, text};
 use crate::convert::{act_kind, failed, gpu_state, int, uint};
-use crate::read::{ActFilter, ActRow, Filter, Kept, MomentRow, PAGE, Reader, Which};
+use crate::read::{ActFilter, ActRow, Filter, Kept, MomentRow, NAMESPACES, PAGE, Reader, Which};
 use crate::usage::{By, Owner, Report, Usage};
 use aviflow_core::ledger::{self, Entry, GpuState, Open};
 use aviflow_core::lifecycle::Moment;
@@ -65,6 +65,10 @@ impl Reader for PostgresReader {
     fn phases(&self) -> Result<BTreeMap<String, u64>, StoreError> {
         let text = "SELECT phase, count(*) FROM jobs GROUP BY phase";
         Ok(self.rows(text, &[], |r| Ok((get(r, 0)?, uint(get(r, 1)?))))?.into_iter().collect())
+    }
+
+    fn namespaces(&self) -> Result<Vec<String>, StoreError> {
+        self.rows(NAMESPACES, &[], |r| get(r, 0))
     }
 
     fn find(&self, key: &JobKey) -> Result<Option<JobId>, StoreError> {
@@ -213,7 +217,9 @@ fn list_query(filter: &Filter) -> (String, Vec<Value>) {
     if !filter.phases.is_empty() {
         query.and("phase = ANY ($)", Value::texts(filter.phases.iter().map(String::as_str)));
     }
-    query.equal("namespace", filter.namespace.as_deref());
+    if let Some(namespaces) = &filter.namespaces {
+        query.and("namespace = ANY ($)", Value::texts(namespaces.iter().map(String::as_str)));
+    }
     query.equal("\"user\"", filter.user.as_deref());
     query.equal("queue", filter.queue.as_deref());
     if let Some(prefix) = &filter.name_prefix {

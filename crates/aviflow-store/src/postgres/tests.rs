@@ -86,7 +86,9 @@ fn answers(reader: &dyn Reader, keeper: &mut dyn Keeper, world: &World) -> Vec<S
         Filter { which: Which::Ended, user: some("ünal"), ..every.clone() },
         Filter { phases: vec!["Queued".into(), "Failed".into()], queue: some("main"), ..every.clone() },
         Filter { phases: vec!["None".into()], ..every.clone() },
-        Filter { namespace: some("other"), ..every.clone() },
+        Filter { namespaces: Some(vec!["other".into()]), ..every.clone() },
+        Filter { namespaces: Some(vec!["other".into(), "default".into()]), ..every.clone() },
+        Filter { namespaces: Some(Vec::new()), ..every.clone() },
         Filter { name_prefix: some("train-1"), after: Some(JobId(15)), limit: 3, ..Filter::default() },
         Filter { name_prefix: some("train_"), ..every },
     ];
@@ -94,6 +96,7 @@ fn answers(reader: &dyn Reader, keeper: &mut dyn Keeper, world: &World) -> Vec<S
         put(format!("{filter:?}"), &reader.jobs(&filter).unwrap());
     }
     put("phases".into(), &reader.phases().unwrap());
+    put("namespaces".into(), &reader.namespaces().unwrap());
     put("nodes".into(), &reader.nodes().unwrap());
     put("objects".into(), &reader.objects().unwrap());
     put("journal".into(), &reader.journal(3, 10).unwrap());

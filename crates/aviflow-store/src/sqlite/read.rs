@@ -6,7 +6,7 @@ use super::convert::from_json;
 use super::schema::{self, sql};
 use super::{FILE, acts, load, usage};
 use crate::convert::{gpu_state, int, uint};
-use crate::read::{ActFilter, ActRow, Filter, Kept, MomentRow, PAGE, Reader, Which};
+use crate::read::{ActFilter, ActRow, Filter, Kept, MomentRow, NAMESPACES, PAGE, Reader, Which};
 use crate::usage::{By, Report, Usage};
 use aviflow_core::gpus::GpuSet;
 use aviflow_core::ledger::{Entry, GpuState, Owner};
@@ -83,6 +83,17 @@ impl Reader for SqliteReader {
             let mut out = BTreeMap::new();
             load::each(conn, "SELECT phase, count(*) FROM jobs GROUP BY phase", |r| {
                 out.insert(r.get(0)?, uint(r.get(1)?));
+                Ok(())
+            })?;
+            Ok(out)
+        })
+    }
+
+    fn namespaces(&self) -> Result<Vec<String>, StoreError> {
+        self.with(|conn| {
+            let mut out = Vec::new();
+            load::each(conn, NAMESPACES, |r| {
+                out.push(r.get(0)?);
                 Ok(())
             })?;
             Ok(out)
@@ -224,7 +235,12 @@ fn list_query(filter: &Filter) -> (String, Vec<Value>) {
         text.push_str(&format!(" AND phase IN ({marks})"));
         params.extend(filter.phases.iter().cloned().map(Value::Text));
     }
-    let equal = [("namespace", &filter.namespace), ("user", &filter.user), ("queue", &filter.queue)];
+    if let Some(namespaces) = &filter.namespaces {
+        let marks = vec!["?"; namespaces.len()].join(", ");
+        text.push_str(&format!(" AND namespace IN ({marks})"));
+        params.extend(namespaces.iter().cloned().map(Value::Text));
+    }
+    let equal = [("user", &filter.user), ("queue", &filter.queue)];
     for (column, wanted) in equal {
         if let Some(wanted) = wanted {
             text.push_str(&format!(" AND {column} = ?"));
@@ -242,4 +258,42 @@ fn list_query(filter: &Filter) -> (String, Vec<Value>) {
     text.push_str(" ORDER BY id DESC LIMIT ?");
     params.push(Value::Integer(if filter.limit == 0 { i64::from(PAGE) } else { i64::from(filter.limit) }));
     (text, params)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::contract::{Rng, World};
+    use crate::sqlite::SqliteStore;
+    use aviflow_engine::ports::Store as _;
+    use tempfile::TempDir;
+
+    #[test]
+    fn namespaces_are_known_and_filtered_by() {
+        let folder = TempDir::new().unwrap();
+        let mut store = SqliteStore::open(folder.path()).unwrap();
+        let reader = store.reader().unwrap();
+        assert_eq!(reader.namespaces().unwrap(), Vec::<String>::new());
+        let mut world = World::new(store.acquire().unwrap());
+        let mut ids = Vec::new();
+        for namespace in ["vision", "nlp", "vision"] {
+            let (mut job, mut batch) = world.submit(&mut Rng(1));
+            job.key.namespace = namespace.into();
+            let mut record = (*batch.records[0]).clone();
+            record.key = job.key.clone();
+            batch.records = vec![record.into()];
+            ids.push(job.id);
+            batch.jobs = vec![job];
+            store.commit(&batch).unwrap();
+        }
+        assert_eq!(reader.namespaces().unwrap(), ["nlp", "vision"]);
+        let listed = |namespaces: &[&str]| {
+            let namespaces = Some(namespaces.iter().map(|n| (*n).to_owned()).collect());
+            let found = reader.jobs(&Filter { namespaces, ..Filter::default() }).unwrap();
+            found.iter().map(|kept| kept.job.id).collect::<Vec<_>>()
+        };
+        assert_eq!(listed(&["vision"]), [ids[2], ids[0]]);
+        assert_eq!(listed(&["vision", "nlp"]), [ids[2], ids[1], ids[0]]);
+        assert_eq!(listed(&[]), []);
+    }
 }

@@ -225,7 +225,7 @@ pub struct LogArgs {
     pub name: Option<String>,
 
     /// At most so many, the newest first
-    #[arg(short = 'n', long, value_name = "N", default_value_t = 50)]
+    #[arg(long, value_name = "N", default_value_t = 50)]
     pub limit: u32,
 
     /// The form of the answer

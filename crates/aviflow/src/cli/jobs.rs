@@ -202,7 +202,7 @@ pub struct LogsArgs {
     pub attempt: Option<u32>,
 
     /// Only the last N lines
-    #[arg(short = 'n', long, value_name = "N")]
+    #[arg(long, value_name = "N")]
     pub tail: Option<usize>,
 
     /// Say when each line was written

@@ -343,16 +343,7 @@ pub enum ContextCommand {
         name: String,
     },
     /// Add or change one
-    Set {
-        /// Its name
-        name: String,
-        /// The address
-        #[arg(long, value_name = "URL")]
-        url: String,
-        /// The file with the token
-        #[arg(long, value_name = "FILE")]
-        token_file: Option<PathBuf>,
-    },
+    Set(SetArgs),
     /// Show the one in use
     Show {
         /// The form of the answer
@@ -365,4 +356,50 @@ pub enum ContextCommand {
         /// Its name
         name: String,
     },
+}
+
+/// `context set`
+#[derive(Args, Debug)]
+#[command(after_help = "\
+With --kube the way is that of kubectl: through the apiserver, to the pod behind the Service. The
+token is the kubeconfig's too, unless a file of one is named.
+
+Examples:
+  aviflow context set prod --kube --kube-context prod -n nlp
+  aviflow context set ci --url https://aviflow.example.com --token-file ci.token -n nlp")]
+pub struct SetArgs {
+    /// Its name
+    pub name: String,
+
+    /// The address
+    #[arg(long, value_name = "URL", required_unless_present = "kube", conflicts_with = "kube")]
+    pub url: Option<String>,
+
+    /// The way without an address
+    #[command(flatten)]
+    pub kube: KubeWayArgs,
+
+    /// The file with the token
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+}
+
+/// `context set --kube`
+#[derive(Args, Debug)]
+pub struct KubeWayArgs {
+    /// Go through the apiserver of its cluster
+    #[arg(long)]
+    pub kube: bool,
+
+    /// The kubeconfig [default: that of $KUBECONFIG]
+    #[arg(long, value_name = "FILE", requires = "kube")]
+    pub kubeconfig: Option<PathBuf>,
+
+    /// The context in the kubeconfig [default: its current one]
+    #[arg(long, value_name = "NAME", requires = "kube")]
+    pub kube_context: Option<String>,
+
+    /// The Service of the control plane
+    #[arg(long, value_name = "NAMESPACE/NAME", default_value = "aviflow-system/aviflow", requires = "kube")]
+    pub service: String,
 }

@@ -1,9 +1,9 @@
 //! `login` and `context`.
 
 use super::{App, table};
-use crate::cli::{ContextCommand, LoginArgs};
+use crate::cli::{ContextCommand, KubeWayArgs, LoginArgs, SetArgs};
 use crate::client::Client;
-use crate::context::{Context, LOCAL, check_url, config_path, name_of};
+use crate::context::{Context, KubeWay, LOCAL, check_service, check_url, config_path, name_of};
 use crate::error::{Failure, Result, While};
 use crate::home::write_private;
 use crate::output::print;
@@ -25,10 +25,12 @@ pub fn login(app: &App, args: &LoginArgs) -> Result<()> {
     let token_file = path.with_file_name("tokens").join(&name);
     write_private(&token_file, format!("{token}\n").as_bytes())?;
     let mut config = app.config.clone();
-    config.put(Context { name: name.clone(), url: url.clone(), token_file: Some(token_file) });
+    let namespace = app.namespace.clone();
+    let (shown, url) = (url.clone(), Some(url));
+    config.put(Context { name: name.clone(), url, kube: None, token_file: Some(token_file), namespace });
     config.current = Some(name.clone());
     config.write(&path)?;
-    print(&format!("logged in to {url}; context `{name}` is in use\n"));
+    print(&format!("logged in to {shown}; context `{name}` is in use\n"));
     Ok(())
 }
 
@@ -70,6 +72,8 @@ struct Shown {
     name: String,
     url: Option<String>,
     token_file: Option<PathBuf>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    namespace: Option<String>,
     current: bool,
 }
 
@@ -93,15 +97,19 @@ pub fn context(app: &App, command: Option<ContextCommand>) -> Result<()> {
             print(&format!("context `{name}` is in use\n"));
             Ok(())
         }
-        ContextCommand::Set { name, url, token_file } => {
+        ContextCommand::Set(SetArgs { name, url, kube, token_file }) => {
             check_name(&name)?;
-            let url = check_url(&url)?;
+            let url = url.as_deref().map(check_url).transpose()?;
+            let kube = way(kube)?;
             let token_file = token_file
                 .map(|p| std::path::absolute(&p).or_fail(|| format!("{} is no path", p.display())))
                 .transpose()?;
-            config.put(Context { name: name.clone(), url: url.clone(), token_file });
+            let namespace = app.namespace.clone();
+            let context = Context { name: name.clone(), url, kube, token_file, namespace };
+            let address = address(&context);
+            config.put(context);
             config.write(&path)?;
-            print(&format!("context `{name}` is {url}\n"));
+            print(&format!("context `{name}` is {address}\n"));
             Ok(())
         }
         ContextCommand::Rm { name } => {
@@ -116,6 +124,28 @@ pub fn context(app: &App, command: Option<ContextCommand>) -> Result<()> {
     }
 }
 
+/// The way through a cluster, if that is asked for.
+fn way(args: KubeWayArgs) -> Result<Option<KubeWay>> {
+    if !args.kube {
+        return Ok(None);
+    }
+    check_service(&args.service)?;
+    let path = |p: &Path| std::path::absolute(p).or_fail(|| format!("{} is no path", p.display()));
+    let kubeconfig = args.kubeconfig.as_deref().map(path).transpose()?;
+    Ok(Some(KubeWay { kubeconfig, context: args.kube_context, service: args.service }))
+}
+
+/// Where a context leads, for people.
+fn address(context: &Context) -> String {
+    match (&context.kube, &context.url) {
+        (Some(way), _) => {
+            let cluster = way.context.as_deref().map_or_else(String::new, |name| format!(" of {name}"));
+            format!("service {}{cluster}", way.service)
+        }
+        (None, url) => url.clone().unwrap_or_default(),
+    }
+}
+
 fn list(app: &App) -> Result<Vec<Shown>> {
     let current = app.config.current(app.asked.as_deref());
     app.config.find(&current)?;
@@ -123,22 +153,43 @@ fn list(app: &App) -> Result<Vec<Shown>> {
         name: LOCAL.to_owned(),
         url: app.home.server()?.map(|s| s.url),
         token_file: Some(app.home.join("token")),
+        namespace: None,
         current: current == LOCAL,
     };
     let others = app.config.contexts.iter().map(|c| Shown {
         name: c.name.clone(),
-        url: Some(c.url.clone()),
+        url: Some(address(c)),
         token_file: c.token_file.clone(),
+        namespace: c.namespace.clone(),
         current: current == c.name,
     });
     Ok(std::iter::once(local).chain(others).collect())
 }
 
 fn render(list: &[Shown], view: View) -> String {
-    let mut table = Table::new(&[("used", Align::Left), ("context", Align::Left), ("address", Align::Left)]);
+    let columns = ["used", "context", "address", "namespace"].map(|name| (name, Align::Left));
+    let mut table = Table::new(&columns);
     for c in list {
         let address = c.url.as_deref().unwrap_or("(not running)");
-        table.row([if c.current { "*" } else { "" }.into(), c.name.as_str().into(), address.into()]);
+        let namespace = c.namespace.as_deref().unwrap_or("default");
+        table.row([if c.current { "*" } else { "" }.into(), c.name.as_str().into(), address.into(), namespace.into()]);
     }
     table.render(view.width, view.style)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::render::style::Style;
+
+    #[test]
+    fn contexts_are_shown_with_their_namespaces() {
+        let shown = |name: &str, url: Option<&str>, namespace: Option<&str>, current| {
+            let (url, namespace) = (url.map(str::to_owned), namespace.map(str::to_owned));
+            Shown { name: name.to_owned(), url, token_file: None, namespace, current }
+        };
+        let list =
+            [shown("local", None, None, false), shown("prod", Some("https://aviflow.example.com"), Some("nlp"), true)];
+        insta::assert_snapshot!(render(&list, View { now: 0, width: None, style: Style::plain() }));
+    }
 }

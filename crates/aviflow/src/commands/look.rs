@@ -17,7 +17,8 @@ const RECENT_JOBS: u32 = 200;
 /// `aviflow ls`
 pub fn ls(app: &App, args: &LsArgs) -> Result<()> {
     let client = app.client()?;
-    let filter = JobFilter { user: args.user.clone(), queue: args.queue.clone(), ..JobFilter::default() };
+    let (user, queue, namespace) = (args.user.clone(), args.queue.clone(), app.namespace.clone());
+    let filter = JobFilter { user, queue, namespace, ..JobFilter::default() };
     let list = if args.waiting {
         client.jobs(&JobFilter { waiting: true, factors: args.factors, ..filter })?
     } else if args.all {
@@ -33,11 +34,13 @@ pub fn ls(app: &App, args: &LsArgs) -> Result<()> {
     }
     let empty = list.is_empty() && args.output.format == crate::cli::Format::Table;
     if empty {
-        note(match (args.waiting, args.all || args.user.is_some() || args.queue.is_some()) {
-            (true, _) => "no job waits",
-            (false, true) => "no such jobs",
-            (false, false) => "no jobs; `aviflow run FILE` submits one, `aviflow ls --all` shows older ones",
-        });
+        note(
+            match (args.waiting, args.all || args.user.is_some() || args.queue.is_some() || app.namespace.is_some()) {
+                (true, _) => "no job waits",
+                (false, true) => "no such jobs",
+                (false, false) => "no jobs; `aviflow run FILE` submits one, `aviflow ls --all` shows older ones",
+            },
+        );
         return Ok(());
     }
     app.output.answer(args.output.format, &list, |view| match (args.waiting, args.factors) {

@@ -5,6 +5,7 @@ use crate::cli::KubeArgs;
 use crate::error::{Failure, Result, While};
 use crate::output::note;
 use aviflow_api::rest::{Exec, ExecFrame};
+use aviflow_api::rights::{Identity, Right};
 use aviflow_core::model::{Job, JobId, JobKey};
 use aviflow_core::time::{Span, Time};
 use aviflow_engine::driver::Handle;
@@ -12,11 +13,12 @@ use aviflow_engine::ports::Observation;
 use aviflow_engine::telemetry::StreamKey;
 use aviflow_kube::depot::Objects;
 use aviflow_kube::fence::FENCE_AFTER;
+use aviflow_kube::identity::Reviews;
 use aviflow_kube::mirror::{self, Mirror};
 use aviflow_kube::pod::Site;
 use aviflow_kube::{Client, KubeCluster, KubeConfig, KubeHandle, Listeners};
 use aviflow_link::Durable;
-use aviflow_server::{Applied, Applies, Body, BodyAgent, ExecRefusal, ExecTarget};
+use aviflow_server::{Applied, Applies, Asked, Body, BodyAgent, ExecRefusal, ExecTarget, Identities, Unavailable};
 use aviflow_store::FileTelemetry;
 use std::future::Future;
 use std::net::{IpAddr, SocketAddr};
@@ -115,6 +117,23 @@ impl mirror::Jobs for Submits {
     }
 }
 
+/// People and their rights, as the server asks for them.
+pub fn identities(client: Client) -> Arc<dyn Identities> {
+    Arc::new(People(Reviews::new(client)))
+}
+
+struct People(Reviews);
+
+impl Identities for People {
+    fn authenticate<'a>(&'a self, token: &'a str) -> Asked<'a, Option<Arc<Identity>>> {
+        Box::pin(async move { self.0.authenticate(token).await.map_err(Unavailable) })
+    }
+
+    fn may<'a>(&'a self, identity: &'a Arc<Identity>, right: &'a Right) -> Asked<'a, bool> {
+        Box::pin(async move { self.0.may(identity, right).await.map_err(Unavailable) })
+    }
+}
+
 /// The body, as the server asks for it.
 struct Kube {
     handle: KubeHandle,
@@ -152,6 +171,10 @@ impl Body for Kube {
     fn environment_ready(&self, _: &str) -> bool {
         // Images are pulled where they are needed.
         true
+    }
+
+    fn ready(&self) -> std::result::Result<(), String> {
+        self.handle.ready()
     }
 
     fn drained(&self, job: JobId) -> Pin<Box<dyn Future<Output = ()> + Send>> {

@@ -4,6 +4,7 @@ mod crashes;
 mod cut;
 mod life;
 mod others;
+mod teams;
 mod training;
 mod trouble;
 
@@ -23,6 +24,7 @@ pub const ALL: &[(&str, Test)] = &[
     ("a_deleted_object_is_a_graceful_stop", life::a_deleted_object_is_a_graceful_stop),
     ("a_job_of_the_command_line_has_its_object", life::a_job_of_the_command_line_has_its_object),
     ("the_example_trains_as_on_this_machine", training::the_example_trains_as_on_this_machine),
+    ("each_team_uses_its_queue_and_sees_its_jobs", teams::each_team_uses_its_queue_and_sees_its_jobs),
     ("gpus_of_others_are_respected", others::gpus_of_others_are_respected),
     ("a_claim_holds_against_others", others::a_claim_holds_against_others),
     ("a_cordoned_node_takes_no_job", others::a_cordoned_node_takes_no_job),

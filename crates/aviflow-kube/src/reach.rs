@@ -1,0 +1,187 @@
+//! The way from a person's machine to a control plane in a cluster: through the apiserver, as his kubeconfig
+//! reaches it, to the pod behind the control plane's Service.
+//!
+//! Connections to a port of this machine's loopback go there each on its own. What comes in carries the
+//! person's token, which the control plane has the apiserver review; nothing is trusted for its way in.
+
+use k8s_openapi::api::core::v1::{Pod, Service};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use kube::api::ListParams;
+use kube::client::{Body, ConfigExt as _};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Api, Client, Config};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
+use tokio::net::{TcpListener, TcpStream};
+use tower::{Layer as _, ServiceExt as _};
+
+/// The port of a Service that is the API.
+const PORT: &str = "api";
+
+/// A cluster as a person reaches it.
+pub struct Way {
+    client: Client,
+    /// The namespace of his context.
+    pub namespace: String,
+    /// His token; none where he shows a certificate instead.
+    pub token: Option<String>,
+}
+
+impl Way {
+    /// The way that a kubeconfig knows: that of `$KUBECONFIG` and its current context if none is named.
+    ///
+    /// # Errors
+    /// If there is none, with why.
+    pub async fn find(kubeconfig: Option<&Path>, context: Option<&str>) -> Result<Way, String> {
+        let read = kubeconfig.map_or_else(Kubeconfig::read, Kubeconfig::read_from);
+        let options = KubeConfigOptions { context: context.map(str::to_owned), ..KubeConfigOptions::default() };
+        let config = match read {
+            Ok(read) => Config::from_custom_kubeconfig(read, &options).await,
+            Err(e) => Err(e),
+        };
+        let config = config.map_err(|e| format!("the kubeconfig cannot be used: {e}"))?;
+        let token = token(&config).await?;
+        let namespace = config.default_namespace.clone();
+        let client = Client::try_from(config).map_err(|e| format!("the cluster cannot be reached: {e}"))?;
+        Ok(Way { client, namespace, token })
+    }
+
+    /// Listens on this machine, for the control plane behind a Service, as long as the runtime lives.
+    ///
+    /// # Errors
+    /// If the Service has no pod that is ready, or may not be looked at.
+    pub async fn listen(self, namespace: &str, service: &str) -> Result<SocketAddr, String> {
+        let (pod, port) = self.behind(namespace, service).await?;
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await;
+        let listener = listener.map_err(|e| format!("no port of this machine can be had: {e}"))?;
+        let address = listener.local_addr().map_err(|e| e.to_string())?;
+        let pods: Api<Pod> = Api::namespaced(self.client, namespace);
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let (pods, pod) = (pods.clone(), pod.clone());
+                tokio::spawn(async move { forward(&pods, &pod, port, stream).await });
+            }
+        });
+        Ok(address)
+    }
+
+    /// A pod of a Service that is ready, and its port.
+    async fn behind(&self, namespace: &str, service: &str) -> Result<(String, u16), String> {
+        let failed = |what: &str, e: kube::Error| {
+            let why = match e {
+                kube::Error::Api(status) => status.message.clone(),
+                e => e.to_string(),
+            };
+            format!("{what} of the control plane, {namespace}/{service}, cannot be seen: {why}")
+        };
+        let services: Api<Service> = Api::namespaced(self.client.clone(), namespace);
+        let found = services.get(service).await.map_err(|e| failed("the Service", e))?;
+        let spec = found.spec.unwrap_or_default();
+        let selector: Vec<String> =
+            spec.selector.unwrap_or_default().iter().map(|(key, value)| format!("{key}={value}")).collect();
+        let port = spec.ports.unwrap_or_default().into_iter().find(|port| port.name.as_deref() == Some(PORT));
+        let (Some(port), false) = (port, selector.is_empty()) else {
+            return Err(format!("the Service {namespace}/{service} is not that of a control plane"));
+        };
+        let target = port.target_port.unwrap_or(IntOrString::Int(port.port));
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
+        let listed = pods.list(&ListParams::default().labels(&selector.join(","))).await;
+        let listed = listed.map_err(|e| failed("the pods", e))?;
+        let ready = listed.items.iter().filter(|pod| is_ready(pod));
+        let mut there = ready.filter_map(|pod| Some((pod.metadata.name.clone()?, port_of(pod, &target)?)));
+        there.next().ok_or_else(|| format!("no pod of the control plane, {namespace}/{service}, is ready"))
+    }
+}
+
+/// The token with which a kubeconfig speaks to its apiserver, wherever it has it from.
+async fn token(config: &Config) -> Result<Option<String>, String> {
+    let failed = |e: String| format!("the kubeconfig gives no token: {e}");
+    let Some(layer) = config.auth_layer().map_err(|e| failed(e.to_string()))? else { return Ok(None) };
+    // The layer knows files, plugins and their expiry; what it puts into a request is what is wanted.
+    let seen = tower::service_fn(async |request: http::Request<Body>| {
+        Ok::<_, tower::BoxError>(http::Response::new(request.headers().clone()))
+    });
+    let request = http::Request::new(Body::empty());
+    let headers = layer.layer(seen).oneshot(request).await.map_err(|e| failed(e.to_string()))?.into_body();
+    let value = headers.get(http::header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+    Ok(value.and_then(|value| value.strip_prefix("Bearer ")).map(|token| token.trim().to_owned()))
+}
+
+fn is_ready(pod: &Pod) -> bool {
+    let conditions = pod.status.iter().filter_map(|status| status.conditions.as_ref()).flatten();
+    pod.metadata.deletion_timestamp.is_none()
+        && conditions.into_iter().any(|c| c.type_ == "Ready" && c.status == "True")
+}
+
+fn port_of(pod: &Pod, target: &IntOrString) -> Option<u16> {
+    match target {
+        IntOrString::Int(port) => u16::try_from(*port).ok(),
+        IntOrString::String(name) => {
+            let containers = &pod.spec.as_ref()?.containers;
+            let mut ports = containers.iter().filter_map(|c| c.ports.as_ref()).flatten();
+            u16::try_from(ports.find(|port| port.name.as_ref() == Some(name))?.container_port).ok()
+        }
+    }
+}
+
+/// Carries one connection. Whoever speaks through it sees it end if the way is gone.
+async fn forward(pods: &Api<Pod>, pod: &str, port: u16, mut stream: TcpStream) {
+    let Ok(mut forwarder) = pods.portforward(pod, &[port]).await else { return };
+    let Some(mut upstream) = forwarder.take_stream(port) else { return };
+    // An end on either side is the end of the connection.
+    let _ = tokio::io::copy_bidirectional(&mut stream, &mut upstream).await;
+    drop(upstream);
+    let _ = forwarder.join().await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    /// The token of a kubeconfig with this user.
+    async fn token_of(user: serde_json::Value) -> Result<Option<String>, String> {
+        let kubeconfig = serde_json::from_value(json!({
+            "current-context": "test",
+            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "ann", "namespace": "nlp"}}],
+            "clusters": [{"name": "test", "cluster": {"server": "https://127.0.0.1:6443"}}],
+            "users": [{"name": "ann", "user": user}],
+        }));
+        let options = KubeConfigOptions::default();
+        let config = Config::from_custom_kubeconfig(kubeconfig.unwrap(), &options).await.unwrap();
+        assert_eq!(config.default_namespace, "nlp");
+        token(&config).await
+    }
+
+    #[tokio::test]
+    async fn the_token_is_that_of_the_kubeconfig() {
+        assert_eq!(token_of(json!({"token": "abc"})).await, Ok(Some("abc".to_owned())));
+        let credential = json!({"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential",
+                                "status": {"token": "of-a-plugin", "expirationTimestamp": "2999-01-01T00:00:00Z"}});
+        let exec = json!({"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "echo",
+                                   "args": [credential.to_string()], "interactiveMode": "Never"}});
+        assert_eq!(token_of(exec).await, Ok(Some("of-a-plugin".to_owned())));
+        assert_eq!(token_of(json!({})).await, Ok(None));
+        // A name and a password are no token.
+        assert_eq!(token_of(json!({"username": "ann", "password": "secret"})).await, Ok(None));
+        let failing = json!({"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "false"}});
+        assert!(token_of(failing).await.unwrap_err().contains("gives no token"));
+    }
+
+    #[test]
+    fn a_pod_is_one_that_is_ready_and_has_the_port() {
+        let pod = |ready: &str| -> Pod {
+            serde_json::from_value(json!({
+                "metadata": {"name": "aviflow-0"},
+                "spec": {"containers": [{"name": "aviflow", "ports": [{"name": "api", "containerPort": 8080}]}]},
+                "status": {"conditions": [{"type": "Ready", "status": ready}]},
+            }))
+            .unwrap()
+        };
+        assert!(is_ready(&pod("True")) && !is_ready(&pod("False")) && !is_ready(&Pod::default()));
+        let named = |name: &str| port_of(&pod("True"), &IntOrString::String(name.into()));
+        assert_eq!((named("api"), named("agents")), (Some(8080), None));
+        assert_eq!(port_of(&pod("True"), &IntOrString::Int(9000)), Some(9000));
+        assert_eq!(port_of(&pod("True"), &IntOrString::Int(70_000)), None);
+    }
+}

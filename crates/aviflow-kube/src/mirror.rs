@@ -487,7 +487,7 @@ fn status_of(shown: &Shown<'_>, known: &Known) -> TrainingJobStatus {
     let said = reason.clone().unwrap_or_default();
     let (now, word) = (now(), job.phase.name());
     let end = ending(&job.phase);
-    let estimate = job.estimate.clone().filter(|_| matches!(job.phase, Phase::Queued));
+    let estimate = job.estimate.filter(|_| matches!(job.phase, Phase::Queued));
     let suspended = matches!(job.phase, Phase::Queued) && job.attempts > 0;
     let conditions = [
         (ConditionType::Accepted, true),

@@ -32,6 +32,7 @@ mod logs;
 mod metrics;
 mod names;
 mod objects;
+mod observed;
 mod params;
 mod pool;
 mod routes;

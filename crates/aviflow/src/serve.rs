@@ -178,7 +178,7 @@ impl Plane {
 
         let server = Server::new(Parts {
             engine: engine.clone(),
-            reader,
+            reader: reader.clone(),
             objects,
             telemetry,
             body,
@@ -188,8 +188,12 @@ impl Plane {
             info: Info { version: env!("CARGO_PKG_VERSION").to_owned(), home: folder.display().to_string(), started },
             config: ServerConfig::default(),
         });
-        if let Some(client) = client {
-            kube::mirror(client, engine.clone(), server.applies(), kube, runtime);
+        if let Err(refused) = kube::check_mode(&engine, kube) {
+            engine.stop();
+            return Err(refused);
+        }
+        if let Some(client) = client.filter(|_| !kube::observes(kube)) {
+            kube::mirror(client, engine.clone(), server.applies(), reader, kube, runtime);
         }
         Ok(Plane { engine, thread, ended, server, started })
     }

@@ -1,6 +1,9 @@
 //! What is tested.
 
+mod doctor;
+mod documents;
 mod life;
+mod observe;
 
 use crate::World;
 use anyhow::Result;
@@ -16,6 +19,11 @@ pub const ALL: &[(&str, Test)] = &[
     ("a_gang_that_does_not_fit_makes_no_pod", life::a_gang_that_does_not_fit_makes_no_pod),
     ("a_deleted_object_is_a_graceful_stop", life::a_deleted_object_is_a_graceful_stop),
     ("a_job_of_the_command_line_has_its_object", life::a_job_of_the_command_line_has_its_object),
+    ("queues_are_applied_by_either_hand", documents::queues_are_applied_by_either_hand),
+    ("a_queue_with_jobs_is_deleted_after_them", documents::a_queue_with_jobs_is_deleted_after_them),
+    ("a_pool_says_what_it_has", documents::a_pool_says_what_it_has),
+    ("a_cluster_is_checked", doctor::a_cluster_is_checked),
+    ("a_control_plane_that_observes_changes_nothing", observe::a_control_plane_that_observes_changes_nothing),
 ];
 
 /// Installs what an administrator would; but for the Deployment, as tests run the control plane where they can

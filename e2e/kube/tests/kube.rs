@@ -62,8 +62,7 @@ fn on_shared(shared: &Shared, test: scenarios::Test) -> anyhow::Result<()> {
         let cluster = Cluster::start(Options { images, ..Options::default() })?;
         scenarios::install(&cluster)?;
         let registry = cluster.registry();
-        let digest = registry.push(&images::minimal_python()?, "python")?;
-        let image = format!("{}/python@{digest}", registry.address());
+        let image = registry.push(&images::minimal_python()?, "python")?;
         *world = Some(World { plane: Plane::start(&cluster)?, cluster, image });
     }
     world.as_mut().map_or(Ok(()), test)

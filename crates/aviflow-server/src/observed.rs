@@ -25,12 +25,17 @@ pub(crate) async fn observed(State(app): State<Arc<App>>) -> Result<Json<Observe
 /// What is asked, and not done, of a control plane that only looks; and its own end.
 const ALLOWED: [&str; 2] = ["/v1/plan", "/v1/server/stop"];
 
+/// Bytes of a refused request that are read: more than a document has.
+const READ: usize = 1 << 20;
+
 /// Refuses what would change something, where the control plane only looks.
 pub(crate) async fn looking(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let looks = matches!(*request.method(), Method::GET | Method::HEAD) || ALLOWED.contains(&request.uri().path());
     if looks || !app.parts.body.observes() {
         return next.run(request).await;
     }
+    // Who is still sending when the connection closes sees that alone, and not the answer.
+    let _ = axum::body::to_bytes(request.into_body(), READ).await;
     Failure::refused("observing", "this control plane only observes the cluster: it takes no jobs and changes nothing")
         .help("start it with `--mode schedule` (the chart's value `mode`) to run jobs; `aviflow observed` shows who uses which GPUs")
         .into_response()

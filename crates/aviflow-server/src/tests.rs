@@ -4,5 +4,6 @@ mod access;
 mod content;
 mod follow;
 mod jobs;
+mod observed;
 mod pool;
 pub(crate) mod support;

@@ -7,7 +7,8 @@ mod observe;
 
 use crate::World;
 use anyhow::Result;
-use aviflow_testcluster::Cluster;
+use aviflow_testcluster::{Cluster, until};
+use std::time::Duration;
 
 /// A test on a cluster that others use after it.
 pub type Test = fn(&mut World) -> Result<()>;
@@ -34,5 +35,9 @@ pub fn install(cluster: &Cluster) -> Result<()> {
     let documents: Vec<&str> = manifest.split("\n---\n").filter(ours).collect();
     cluster.kubectl_with(&["apply", "--server-side", "-f", "-"], &documents.join("\n---\n"))?;
     cluster.kubectl_ok(&["wait", "--for=condition=Established", "crd", "--all", "--timeout=60s"])?;
-    Ok(())
+    // An apiserver takes no object of a new kind in the first seconds, though it is established.
+    let job = aviflow_e2e_kube::job(&format!("none@sha256:{}", "0".repeat(64)), "first", 1, 1, "true").to_string();
+    until("objects are taken", Duration::from_secs(60), || {
+        Ok(cluster.kubectl_with(&["create", "--dry-run=server", "-f", "-"], &job).is_ok().then_some(()))
+    })
 }

@@ -174,6 +174,11 @@ pub const ROUTES: &[Route] = &[
             .status(201)
             .with(&[query("allowBytes", "integer", "allow an object of up to so many bytes, beyond the limit")])
     },
+    get(
+        "/v1/observed",
+        "who holds the GPUs of a cluster, whoever it is, and what waits",
+        Content::Json(of::<rest::Observed>),
+    ),
     get("/v1/nodes", "list nodes", Content::Json(of::<Vec<rest::NodeInfo>>)),
     get("/v1/nodes/{name}", "one node", Content::Json(of::<rest::NodeInfo>)),
     post(

@@ -6,12 +6,14 @@
 
 mod actions;
 mod drain;
+mod observed;
 mod pool;
 mod queue;
 mod waiting;
 
 pub use actions::*;
 pub use drain::*;
+pub use observed::*;
 pub use pool::*;
 pub use queue::*;
 pub use waiting::*;

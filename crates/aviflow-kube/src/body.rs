@@ -4,9 +4,11 @@ use crate::api::persist;
 use crate::books::Books;
 use crate::cluster::{KubeConfig, Listed, Message};
 use crate::create::create_all;
+use crate::documents::read::Kind;
 use crate::keep::Keeping;
 use crate::namespace::Namespaces;
 use crate::object;
+use crate::observe::Sightings;
 use crate::pod::Share;
 use crate::profile::Profile;
 use crate::site::{Own, PodRef, Pods, heard};
@@ -44,6 +46,8 @@ pub(crate) struct Body {
     pub(crate) config: KubeConfig,
     pub(crate) workers: Arc<Workers<Pods>>,
     pub(crate) books: Books,
+    /// Every pod that asks for GPUs.
+    pub(crate) sightings: Sightings,
     pub(crate) namespaces: Arc<Namespaces>,
     pub(crate) keeping: Keeping,
     /// The pools of the cluster's objects.
@@ -72,7 +76,7 @@ where
 impl Body {
     pub(crate) async fn run(mut self, mut messages: mpsc::UnboundedReceiver<Message>) {
         let client = self.config.client.clone();
-        let mut pools: Watch<DynamicObject> = watch(Api::all_with(client.clone(), &object::pools()));
+        let mut pools: Watch<DynamicObject> = watch(Api::all_with(client.clone(), &Kind::Pool.resource()));
         // Which nodes there are follows from the pools.
         let (mut nodes, mut pods): (Watch<Node>, Watch<Pod>) = (pending().boxed(), pending().boxed());
         let (mut node_list, mut pod_list) = (BTreeSet::new(), BTreeSet::new());
@@ -146,6 +150,11 @@ impl Body {
                     self.books.names().iter().for_each(|node| self.keep(node));
                 }
                 self.workers.notify();
+            }
+            Message::Observe(answer) => {
+                let now = aviflow_engine::driver::wall_clock().0;
+                // Who asked may have gone.
+                let _ = answer.send(self.sightings.observed(&self.books, self.config.observe, now));
             }
             Message::Created(key, pod) => {
                 let known = self.workers.with(key, |worker| {

@@ -69,6 +69,11 @@ impl Books {
         self.nodes.keys().cloned().collect()
     }
 
+    /// What is known of each.
+    pub fn nodes(&self) -> impl Iterator<Item = &NodeFacts> {
+        self.nodes.values()
+    }
+
     /// All GPUs of a node that is there.
     #[must_use]
     pub fn gpus_of(&self, node: &str) -> u32 {

@@ -8,8 +8,10 @@ use crate::body::Body;
 use crate::books::Books;
 use crate::depot::{self, Objects};
 use crate::keep::Keeping;
+use crate::observe::Sightings;
 use crate::pod;
 use crate::site::{PodRef, Pods};
+use aviflow_api::rest::Observed;
 use aviflow_engine::ports::{Cluster, Observation, Stamped};
 use aviflow_engine::telemetry::{StreamKey, Telemetry};
 use aviflow_link::{Durable, ExecError, ExecStream, Workers};
@@ -18,7 +20,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::net::TcpListener;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::AbortHandle;
 
 /// Requests to the apiserver at a time.
@@ -30,6 +32,8 @@ pub struct KubeConfig {
     pub client: Client,
     /// Aviflow's own namespace, for placeholders.
     pub namespace: String,
+    /// Whether it is only looked at: then nothing in it is made, changed or deleted.
+    pub observe: bool,
     /// What holds for all pods.
     pub site: pod::Site,
     /// Where code snapshots are.
@@ -49,6 +53,7 @@ pub struct KubeCluster {
     workers: Arc<Workers<Pods>>,
     listed: Arc<Listed>,
     orders: mpsc::UnboundedSender<Message>,
+    observe: bool,
     tasks: Vec<AbortHandle>,
 }
 
@@ -57,6 +62,8 @@ pub struct KubeCluster {
 pub struct KubeHandle {
     workers: Arc<Workers<Pods>>,
     listed: Arc<Listed>,
+    orders: mpsc::UnboundedSender<Message>,
+    observe: bool,
 }
 
 /// What was listed whole, once.
@@ -80,6 +87,8 @@ pub(crate) enum Message {
     Created(StreamKey, PodRef),
     /// A worker's pod cannot be made.
     NotCreated(StreamKey, String),
+    /// Somebody asks who holds the GPUs.
+    Observe(oneshot::Sender<Observed>),
 }
 
 impl KubeCluster {
@@ -97,11 +106,12 @@ impl KubeCluster {
         let pods = Pods { client: config.client.clone() };
         let workers = Arc::new(Workers::new(pods, telemetry, Box::new(report)));
         let (orders, messages) = mpsc::unbounded_channel();
-        let objects = config.objects.clone();
+        let (objects, observe) = (config.objects.clone(), config.observe);
         let listed = Arc::<Listed>::default();
         let body = Body {
             workers: workers.clone(),
             books: Books::new(Vec::new()),
+            sightings: Sightings::default(),
             requests: Arc::new(Semaphore::new(REQUESTS)),
             messages: orders.clone(),
             namespaces: Arc::default(),
@@ -117,18 +127,23 @@ impl KubeCluster {
             runtime.spawn(depot::serve(workers.clone(), objects, listeners.depot)).abort_handle(),
             runtime.spawn(body.run(messages)).abort_handle(),
         ];
-        KubeCluster { workers, listed, orders, tasks }
+        KubeCluster { workers, listed, orders, observe, tasks }
     }
 
     /// What the server asks beside the loop.
     #[must_use]
     pub fn handle(&self) -> KubeHandle {
-        KubeHandle { workers: self.workers.clone(), listed: self.listed.clone() }
+        let (workers, listed) = (self.workers.clone(), self.listed.clone());
+        KubeHandle { workers, listed, orders: self.orders.clone(), observe: self.observe }
     }
 }
 
 impl Cluster for KubeCluster {
     fn apply(&mut self, orders: &[Stamped]) {
+        // Without orders the body makes, changes and deletes nothing.
+        if self.observe {
+            return;
+        }
         let obeyed: Vec<Stamped> = orders.iter().filter(|o| self.workers.obeys(o.term)).cloned().collect();
         // The task ends with the cluster alone.
         let _ = self.orders.send(Message::Orders(obeyed));
@@ -145,6 +160,20 @@ impl Drop for KubeCluster {
 }
 
 impl KubeHandle {
+    /// Whether the cluster is only looked at.
+    #[must_use]
+    pub fn observes(&self) -> bool {
+        self.observe
+    }
+
+    /// Who holds the GPUs of the cluster, and what waits; none once the cluster is dropped. Blocks.
+    #[must_use]
+    pub fn observed(&self) -> Option<Observed> {
+        let (answer, asked) = oneshot::channel();
+        self.orders.send(Message::Observe(answer)).ok()?;
+        asked.blocking_recv().ok()
+    }
+
     /// Runs a command inside a worker, with the variables of a rank (the worker's first if none).
     ///
     /// # Errors

@@ -9,6 +9,7 @@
 //! | [`names`] | names, labels and annotations |
 //! | [`profile`] | what a pool's document says of Kubernetes, and what nodes say of themselves |
 //! | [`books`] | nodes and pods as last seen; changes of them as observations |
+//! | [`observe`] | who holds the GPUs, whoever it is |
 //! | [`pod`] | the pod of a worker |
 //! | [`fate`] | what became of a worker's pod |
 //! | [`mod@fence`] | when a silent worker's share may be given away |
@@ -22,8 +23,10 @@
 //! | [`depot`] | where pods fetch their code |
 //! | [`namespace`] | what a namespace needs before job pods can be in it |
 //! | [`mirror`] | objects become jobs, jobs have objects |
+//! | [`documents`] | the same for queues and pools |
+//! | [`doctor`] | whether a cluster has what jobs need |
 //!
-//! The first six are pure. Invariants: a pod is created only for a placed gang, and never a second time for
+//! The first seven are pure. Invariants: a pod is created only for a placed gang, and never a second time for
 //! a worker that was heard of; nothing is chosen here.
 
 pub mod api;
@@ -32,6 +35,8 @@ pub mod books;
 pub mod cluster;
 mod create;
 pub mod depot;
+pub mod doctor;
+pub mod documents;
 pub mod fate;
 pub mod fence;
 pub mod identity;
@@ -41,6 +46,7 @@ pub mod mirror;
 pub mod names;
 pub mod namespace;
 pub mod object;
+pub mod observe;
 pub mod pod;
 pub mod profile;
 pub mod reach;

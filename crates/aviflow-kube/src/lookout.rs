@@ -55,6 +55,7 @@ impl Body {
                 self.pod_seen(pod);
             }
             Ok(Event::InitDone) => {
+                self.sightings.listed(list);
                 let said = self.books.pods_listed(list);
                 self.say(said);
                 self.listed.pods.store(true, Ordering::Release);
@@ -70,6 +71,7 @@ impl Body {
     pub(crate) fn pod_seen(&mut self, pod: Pod) {
         self.kept_pod(&pod, true);
         let live = |key: StreamKey| self.workers.lock().workers.contains_key(&key);
+        self.sightings.pod(&pod, &self.books);
         let said = self.books.pod(&pod, live);
         self.say(said);
         let Some(key) = names::worker(pod.metadata.labels.as_ref().unwrap_or(&BTreeMap::new())) else { return };
@@ -182,6 +184,7 @@ impl Body {
     fn pod_deleted(&mut self, pod: &Pod) {
         self.kept_pod(pod, false);
         if let Some(uid) = &pod.metadata.uid {
+            self.sightings.gone(uid);
             let said = self.books.pod_deleted(uid);
             self.say(said);
         }

@@ -134,7 +134,11 @@ impl Mirror {
             tokio::select! {
                 Some(event) = events.next() => mirror.event(event, &mut list),
                 Some(done) = finished.recv() => mirror.finish(done),
-                _ = again.tick() => mirror.retry(),
+                _ = again.tick() => {
+                    mirror.retry();
+                    // Words that were held back are written also where nothing happens any more.
+                    mirror.look().await;
+                }
                 _ = late.tick() => {
                     if std::mem::take(&mut mirror.late) {
                         mirror.look().await;

@@ -22,6 +22,10 @@ pub const AVIFLOW: &str = "aviflow";
 pub const FOR_JOB: &str = "aviflow.dev/for-job";
 /// Finalizer of a TrainingJob: its deletion is a graceful stop.
 pub const FINALIZER: &str = "aviflow.dev/stop";
+/// Finalizer of a Queue and a Pool: its deletion is heard of, also by a control plane that was away.
+pub const DOCUMENT_FINALIZER: &str = "aviflow.dev/document";
+/// Annotation of a Queue and a Pool: when it and the control plane said the same, see [`crate::documents::rule`].
+pub const AGREED: &str = "aviflow.dev/agreed";
 /// Taint of a node whose GPUs are all kept for a gang.
 pub const KEEP_TAINT: &str = "aviflow.dev/keep";
 /// The audience of the tokens of job pods.

@@ -16,12 +16,6 @@ pub fn resource() -> ApiResource {
     ApiResource::from_gvk_with_plural(&kind, "trainingjobs")
 }
 
-/// Where Pools are.
-#[must_use]
-pub fn pools() -> ApiResource {
-    ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(names::GROUP, names::VERSION, "Pool"), "pools")
-}
-
 /// How a pool appears in the cluster, by its object; none where its document cannot be read.
 #[must_use]
 pub fn profile(pool: &DynamicObject) -> Option<Profile> {

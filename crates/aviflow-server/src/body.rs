@@ -1,6 +1,7 @@
 //! What the server asks of the machine or cluster beside the loop.
 
-use aviflow_api::rest::{Exec, ExecFrame};
+use aviflow_api::admin::PoolSpec;
+use aviflow_api::rest::{Exec, ExecFrame, Observed};
 use aviflow_core::model::JobId;
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -28,6 +29,24 @@ pub trait Body: Send + Sync {
 
     /// Whether an environment of this hash is complete here.
     fn environment_ready(&self, hash: &str) -> bool;
+
+    /// Who holds the GPUs, and what waits, where others than the control plane start things, too.
+    fn observed(&self) -> Option<Observed> {
+        None
+    }
+
+    /// Whether the control plane only looks, and takes nothing that would change something.
+    fn observes(&self) -> bool {
+        false
+    }
+
+    /// Keeps what of a pool's document the control plane does not: its part for Kubernetes.
+    ///
+    /// # Errors
+    /// If it cannot be kept, with the reason.
+    fn describe_pool(&self, _: &PoolSpec) -> Result<(), String> {
+        Ok(())
+    }
 
     /// Completes once no worker of a job that has ended has output left to ship.
     fn drained(&self, job: JobId) -> Pin<Box<dyn Future<Output = ()> + Send>>;

@@ -168,6 +168,10 @@ pub(crate) async fn put_pool(
         let before = look(&name)?;
         let warnings = ask(&app, EngineInput::ApplyPool { pool: to_pool(&apply.pool), by, reason: apply.reason })?;
         let after = look(&name)?;
+        app.parts.body.describe_pool(&apply.pool).map_err(|why| {
+            Failure::refused("notDescribed", format!("the pool's object could not be written: {why}"))
+                .help("its topology is applied; apply the document again for its part for Kubernetes")
+        })?;
         let what = match &before {
             None => "created",
             Some(_) if before == after => "unchanged",

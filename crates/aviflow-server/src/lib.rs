@@ -33,6 +33,7 @@ mod logs;
 mod metrics;
 mod names;
 mod objects;
+mod observed;
 mod params;
 mod pool;
 mod routes;

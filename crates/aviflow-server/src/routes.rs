@@ -6,8 +6,8 @@ use crate::error::Failure;
 use crate::list::{ListQuery, list};
 use crate::params::Values;
 use crate::{
-    changes, documents, drains, environments, exec, files, follow, history, jobs, logs, metrics, objects, pool, submit,
-    usage,
+    changes, documents, drains, environments, exec, files, follow, history, jobs, logs, metrics, objects, observed,
+    pool, submit, usage,
 };
 use aviflow_api::openapi;
 use aviflow_api::rest::JobList;
@@ -71,6 +71,7 @@ pub(crate) fn closed() -> Vec<Handled> {
         ("/v1/jobs/{name}/actions", &[(POST, Asked)], post(jobs::act)),
         ("/v1/jobs/{name}/exec", &[(POST, Needs::Part(Create, Part::Exec))], post(exec::exec)),
         ("/v1/objects/{sha256}", &[(HEAD, SUBMIT), (PUT, SUBMIT)], head(objects::head).merge(put(objects::put))),
+        ("/v1/observed", &[(GET, On(List, "nodes"))], get(observed::observed)),
         ("/v1/nodes", &[(GET, On(List, "nodes"))], get(pool::nodes)),
         ("/v1/nodes/{name}", &[(GET, Named(Get, "nodes"))], get(pool::node)),
         ("/v1/nodes/{name}/actions", &[(POST, Named(Update, "nodes"))], post(pool::node_action)),
@@ -137,6 +138,7 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
     all(closed())
         .fallback(nowhere)
         .method_not_allowed_fallback(wrong_method)
+        .layer(from_fn_with_state(app.clone(), observed::looking))
         .layer(from_fn_with_state(app.clone(), guard))
         .merge(all(open()))
         // Bodies are limited where they are read, each by what it may be.

@@ -4,6 +4,7 @@ mod access;
 mod content;
 mod follow;
 mod jobs;
+mod observed;
 mod pool;
 mod rights;
 pub(crate) mod support;

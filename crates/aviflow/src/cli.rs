@@ -11,8 +11,8 @@ pub use jobs::{
     SuspendArgs, UpdateArgs,
 };
 pub use platform::{
-    ContextCommand, EnvCommand, KubeArgs, KubeWayArgs, LoginArgs, NodeCommand, ServeArgs, ServerCommand, SetArgs,
-    StartArgs, StoreCommand, UsageArgs,
+    ContextCommand, DoctorArgs, EnvCommand, KubeArgs, KubeWayArgs, LoginArgs, NodeCommand, ServeArgs, ServerCommand,
+    SetArgs, StartArgs, StoreCommand, UsageArgs,
 };
 pub use simulate::{Preemption, SimulateArgs, TraceFormat};
 
@@ -194,16 +194,18 @@ pub enum Command {
         #[command(subcommand)]
         command: Option<EnvCommand>,
     },
+    /// Who holds the GPUs of a cluster, whoever it is, what waits, and how the free ones lie
+    Observed {
+        /// The form of the answer
+        #[command(flatten)]
+        output: Output,
+    },
     /// Account for GPU time, to the millisecond
     Usage(UsageArgs),
     /// Replay a trace of jobs: what would their waits be on other nodes, or under another policy?
     Simulate(SimulateArgs),
     /// Check that everything a training needs is there
-    Doctor {
-        /// The form of the answer
-        #[command(flatten)]
-        output: Output,
-    },
+    Doctor(DoctorArgs),
     /// The control plane of this machine: start, stop, status
     Server {
         /// What to do with it

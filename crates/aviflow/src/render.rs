@@ -5,6 +5,7 @@ pub mod drain;
 pub mod job;
 pub mod jobs;
 pub mod number;
+pub mod observed;
 pub mod plan;
 pub mod platform;
 pub mod queue;

@@ -180,7 +180,7 @@ impl Plane {
 
         let server = Server::new(Parts {
             engine: engine.clone(),
-            reader,
+            reader: reader.clone(),
             objects,
             telemetry,
             body,
@@ -192,8 +192,12 @@ impl Plane {
             // On a cluster each request says whose it is, so it may come from anywhere.
             config: ServerConfig { allow_remote: kube.kube, ..ServerConfig::default() },
         });
-        if let Some(client) = client {
-            kube::mirror(client, engine.clone(), server.applies(), kube, runtime);
+        if let Err(refused) = kube::check_mode(&engine, kube) {
+            engine.stop();
+            return Err(refused);
+        }
+        if let Some(client) = client.filter(|_| !kube::observes(kube)) {
+            kube::mirror(client, engine.clone(), server.applies(), reader, kube, runtime);
         }
         Ok(Plane { engine, thread, ended, server, started, shared: kube.kube })
     }

@@ -66,6 +66,14 @@ impl Plane {
     /// # Errors
     /// If it does not start; the error quotes what it said.
     pub fn start_with(cluster: &Cluster, extra: &[&str]) -> Result<Plane> {
+        Plane::start_as(cluster, "aviflow", extra)
+    }
+
+    /// Starts one with the rights of an account of Aviflow's namespace, and further arguments.
+    ///
+    /// # Errors
+    /// If it does not start; the error quotes what it said.
+    pub fn start_as(cluster: &Cluster, account: &str, extra: &[&str]) -> Result<Plane> {
         let mut plane = Plane {
             home: tempfile::tempdir()?,
             kubeconfig: PathBuf::new(),
@@ -73,14 +81,14 @@ impl Plane {
             process: None,
             extra: extra.iter().map(|e| (*e).to_owned()).collect(),
         };
-        plane.kubeconfig = plane.account(cluster)?;
+        plane.kubeconfig = plane.account(cluster, account)?;
         plane.run()?;
         Ok(plane)
     }
 
-    /// A kubeconfig with the rights that the control plane has in a cluster, and no others.
-    fn account(&self, cluster: &Cluster) -> Result<PathBuf> {
-        let token = cluster.kubectl_ok(&["create", "token", "aviflow", "-n", "aviflow-system", "--duration=24h"])?;
+    /// A kubeconfig with the rights of an account of Aviflow's namespace, and no others.
+    fn account(&self, cluster: &Cluster, account: &str) -> Result<PathBuf> {
+        let token = cluster.kubectl_ok(&["create", "token", account, "-n", "aviflow-system", "--duration=24h"])?;
         let config = json!({
             "apiVersion": "v1",
             "kind": "Config",

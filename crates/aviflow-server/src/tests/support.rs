@@ -6,7 +6,7 @@ use crate::auth::Token;
 use crate::body::{Body, BodyAgent, CatalogueEntry, ExecRefusal, ExecTarget};
 use aviflow_api::environment::{self, Description};
 use aviflow_api::file::{Defaults, parse_job};
-use aviflow_api::rest::{Exec, ExecFrame, JobDetail, Submit};
+use aviflow_api::rest::{Exec, ExecFrame, JobDetail, Observed, Submit};
 use aviflow_api::spec::{JobSpec, Provenance, ResolvedEnvironment};
 use aviflow_core::lifecycle::{RankEnd, WorkerEvent};
 use aviflow_core::model::{Address, EnvironmentHash, JobId};
@@ -155,6 +155,7 @@ pub(crate) fn gone(code: i32, last_lines: &[&str]) -> WorkerEvent {
 pub(crate) struct FakeBody {
     folder: PathBuf,
     pub(crate) ready: AtomicBool,
+    pub(crate) observes: AtomicBool,
     pub(crate) agents: Mutex<Vec<BodyAgent>>,
     pub(crate) drained: watch::Sender<bool>,
     pub(crate) execs: Mutex<Vec<(ExecTarget, Exec)>>,
@@ -182,6 +183,14 @@ impl Body for FakeBody {
 
     fn agents(&self) -> Vec<BodyAgent> {
         self.agents.lock().expect("lock").clone()
+    }
+
+    fn observes(&self) -> bool {
+        self.observes.load(Ordering::SeqCst)
+    }
+
+    fn observed(&self) -> Option<Observed> {
+        self.observes().then(|| Observed { observing: true, ..Observed::default() })
     }
 
     fn environment_ready(&self, _: &str) -> bool {
@@ -274,6 +283,7 @@ impl World {
         let body = Arc::new(FakeBody {
             folder: folder.path().join("volumes"),
             ready: AtomicBool::new(true),
+            observes: AtomicBool::new(false),
             agents: Mutex::default(),
             drained: watch::Sender::new(true),
             execs: Mutex::default(),

@@ -219,12 +219,57 @@ pub struct ServeArgs {
     pub background: bool,
 }
 
+/// `doctor`
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  aviflow doctor
+  aviflow doctor --kube --kubeconfig admin.conf")]
+pub struct DoctorArgs {
+    /// Check a Kubernetes cluster: versions, definitions, rights, GPUs, labels, storage, classes, network devices
+    #[arg(long)]
+    pub kube: bool,
+
+    /// The cluster's kubeconfig [default: $KUBECONFIG, else ~/.kube/config]
+    #[arg(long, value_name = "FILE", requires = "kube")]
+    pub kubeconfig: Option<PathBuf>,
+
+    /// Aviflow's own namespace
+    #[arg(long, env = "AVIFLOW_NAMESPACE", value_name = "NAME", default_value = "aviflow-system", requires = "kube")]
+    pub kube_namespace: String,
+
+    /// The PriorityClass of job pods of pools that name none
+    #[arg(
+        long,
+        env = "AVIFLOW_PRIORITY_CLASS",
+        value_name = "NAME",
+        default_value = "aviflow-jobs",
+        requires = "kube"
+    )]
+    pub priority_class: String,
+
+    /// The form of the answer
+    #[command(flatten)]
+    pub output: Output,
+}
+
 /// `serve --kube`
 #[derive(Args, Clone, Debug, Default)]
 pub struct KubeArgs {
     /// The pool is a Kubernetes cluster: that of this pod, or of $KUBECONFIG
     #[arg(long, env = "AVIFLOW_KUBE")]
     pub kube: bool,
+
+    /// `schedule`: it places and runs jobs; `observe`: it changes nothing, and reports who uses which GPUs
+    #[arg(
+        long,
+        env = "AVIFLOW_MODE",
+        value_name = "MODE",
+        default_value = "schedule",
+        value_parser = ["schedule", "observe"],
+        requires = "kube"
+    )]
+    pub mode: String,
 
     /// Where agents connect [default: 0.0.0.0:8081]
     #[arg(long, env = "AVIFLOW_AGENTS", value_name = "ADDRESS", requires = "kube")]

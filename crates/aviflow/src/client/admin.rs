@@ -4,8 +4,8 @@ use super::{Client, encode};
 use crate::error::{Result, While};
 use aviflow_api::admin::{AdminDocument, PolicySpec};
 use aviflow_api::rest::{
-    Act, Applied, DrainAction, DrainAnswer, DrainInfo, DrainRequest, PolicyApply, PoolAction, PoolApply, PoolInfo,
-    QueueAction, QueueApply, QueueInfo, Reason, ServerAction, ServerInfo,
+    Act, Applied, DrainAction, DrainAnswer, DrainInfo, DrainRequest, Observed, PolicyApply, PoolAction, PoolApply,
+    PoolInfo, QueueAction, QueueApply, QueueInfo, Reason, ServerAction, ServerInfo,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -25,6 +25,11 @@ impl Client {
             }
             AdminDocument::Policy(policy) => self.put("/v1/policy", &PolicyApply { policy, reason }),
         }
+    }
+
+    /// Who holds the GPUs of a cluster, and what waits.
+    pub fn observed(&self) -> Result<Observed> {
+        self.get("/v1/observed", &[])
     }
 
     /// A queue.

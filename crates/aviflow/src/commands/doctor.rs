@@ -1,13 +1,15 @@
 //! `doctor`: is everything there that a training needs, and if not, what to do.
 
 use super::App;
-use crate::cli::Format;
+use crate::cli::{DoctorArgs, Format};
 use crate::client::Client;
-use crate::error::{Failure, Result};
+use crate::error::{Failure, Result, While};
 use crate::output::{machine, print};
 use crate::render::View;
 use crate::render::number::bytes;
 use crate::render::style::Styled;
+use aviflow_kube::doctor::collect;
+use aviflow_kube::doctor::judge::{Health, judge};
 use serde::Serialize;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -16,7 +18,7 @@ use std::process::{Command, ExitCode, Stdio};
 /// Below this an environment does not fit any more.
 const SPACE: u64 = 2_000_000_000;
 
-/// One check.
+/// One check. One that is well and has a remedy could be better.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Check {
@@ -49,12 +51,37 @@ pub fn doctor(app: &App, format: Format) -> Result<ExitCode> {
         Ok(client) => server(&client, &mut checks),
         Err(failure) => checks.push(Check::new("control plane", Err(split(failure)))),
     }
-    let ok = checks.iter().all(|c| c.ok);
+    Ok(say(app, format, &checks))
+}
+
+/// Prints the checks; the exit code says whether all is well.
+fn say(app: &App, format: Format, checks: &[Check]) -> ExitCode {
     match format {
-        Format::Table => print(&render(&checks, app.output.view())),
+        Format::Table => print(&render(checks, app.output.view())),
         Format::Json | Format::Yaml => print(&machine(format, &checks)),
     }
-    Ok(ExitCode::from(u8::from(!ok)))
+    ExitCode::from(u8::from(checks.iter().any(|c| !c.ok)))
+}
+
+/// `aviflow doctor --kube`
+pub fn cluster(app: &App, args: &DoctorArgs) -> Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.or_fail(|| "threads cannot be started".to_owned())?;
+    let facts = runtime.block_on(async {
+        let client = collect::connect(args.kubeconfig.as_deref()).await?;
+        Ok::<_, String>(collect::collect(&client, &args.kube_namespace, &args.priority_class).await)
+    });
+    let facts = facts.map_err(|e| {
+        Failure::new(format!("no Kubernetes cluster can be found: {e}"))
+            .help("name its kubeconfig with --kubeconfig, or set KUBECONFIG")
+    })?;
+    let checks = judge(&facts).into_iter().map(|finding| Check {
+        name: finding.name,
+        ok: finding.health != Health::Broken,
+        found: finding.found,
+        remedy: finding.remedy,
+    });
+    Ok(say(app, args.output.format, &checks.collect::<Vec<_>>()))
 }
 
 fn split(failure: Failure) -> (String, String) {
@@ -162,13 +189,17 @@ fn render(checks: &[Check], view: View) -> String {
     let width = checks.iter().map(|c| c.name.len()).max().unwrap_or(0);
     let mut out = String::new();
     for c in checks {
-        let mark = if c.ok { "✓".style(view.style, "32") } else { "✗".style(view.style, "31") };
+        let mark = match (c.ok, &c.remedy) {
+            (true, None) => "✓".style(view.style, "32"),
+            (true, Some(_)) => "!".style(view.style, "33"),
+            (false, _) => "✗".style(view.style, "31"),
+        };
         out.push_str(&format!("{mark} {:width$}  {}\n", c.name, c.found));
         if let Some(remedy) = &c.remedy {
             out.push_str(&format!("  {:width$}  {} {remedy}\n", "", "→".style(view.style, "36")));
         }
     }
-    let wrong = checks.iter().filter(|c| !c.ok).count();
+    let wrong = checks.iter().filter(|c| c.remedy.is_some()).count();
     out.push_str(&match wrong {
         0 => "\neverything is there\n".to_owned(),
         1 => "\n1 thing to do\n".to_owned(),
@@ -188,14 +219,22 @@ mod tests {
             Check::new("home", Ok("/home/ada/.local/state/aviflow".into())),
             Check::new("python", Err(("no python3 on PATH".into(), "install Python 3.11 or newer".into()))),
             Check::new("control plane", Ok("local at http://127.0.0.1:7000, 2 nodes, 16 GPUs".into())),
+            Check {
+                name: "labels",
+                ok: true,
+                found: "pool hgx: no label leaf on hgx0".into(),
+                remedy: Some("label them with their domain".into()),
+            },
         ];
         insta::assert_snapshot!(render(&checks, view()), @r"
         ✓ home           /home/ada/.local/state/aviflow
         ✗ python         no python3 on PATH
                          → install Python 3.11 or newer
         ✓ control plane  local at http://127.0.0.1:7000, 2 nodes, 16 GPUs
+        ! labels         pool hgx: no label leaf on hgx0
+                         → label them with their domain
 
-        1 thing to do
+        2 things to do
         ");
     }
 }

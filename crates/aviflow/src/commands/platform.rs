@@ -1,10 +1,10 @@
 //! `node` and `env`.
 
 use super::{App, drain, table};
-use crate::cli::{EnvCommand, NodeCommand};
+use crate::cli::{EnvCommand, Format, NodeCommand};
 use crate::error::Result;
 use crate::output::print;
-use crate::render::platform;
+use crate::render::{self, platform};
 use aviflow_api::rest::NodeAction;
 
 /// `aviflow node`
@@ -36,6 +36,12 @@ fn act(app: &App, nodes: &[String], action: &NodeAction, word: &str) -> Result<(
         print(&format!("{word} {} on {}\n", node.name, client.context()));
     }
     Ok(())
+}
+
+/// `aviflow observed`
+pub fn observed(app: &App, format: Format) -> Result<()> {
+    let observed = app.client()?.observed()?;
+    app.output.answer(format, &observed, |view| render::observed::observed(&observed, view))
 }
 
 /// `aviflow env`

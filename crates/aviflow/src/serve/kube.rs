@@ -4,14 +4,17 @@ use super::Ground;
 use crate::cli::KubeArgs;
 use crate::error::{Failure, Result, While};
 use crate::output::note;
-use aviflow_api::rest::{Exec, ExecFrame};
+use aviflow_api::admin::PoolSpec;
+use aviflow_api::file::Defaults;
+use aviflow_api::rest::{Exec, ExecFrame, Observed};
 use aviflow_api::rights::{Identity, Right};
 use aviflow_core::model::{Job, JobId, JobKey};
 use aviflow_core::time::{Span, Time};
 use aviflow_engine::driver::Handle;
-use aviflow_engine::ports::Observation;
+use aviflow_engine::ports::{ActKind, Observation};
 use aviflow_engine::telemetry::StreamKey;
 use aviflow_kube::depot::Objects;
+use aviflow_kube::documents::{self, Documents, Journal};
 use aviflow_kube::fence::FENCE_AFTER;
 use aviflow_kube::identity::Reviews;
 use aviflow_kube::mirror::{self, Mirror};
@@ -20,6 +23,7 @@ use aviflow_kube::{Client, KubeCluster, KubeConfig, KubeHandle, Listeners};
 use aviflow_link::Durable;
 use aviflow_server::{Applied, Applies, Asked, Body, BodyAgent, ExecRefusal, ExecTarget, Identities, Unavailable};
 use aviflow_store::FileTelemetry;
+use aviflow_store::read::{ActFilter, Reader};
 use std::future::Future;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -79,12 +83,36 @@ pub fn ground(
         fence_after: args.fence_after.map_or(FENCE_AFTER, Span::seconds),
     };
     note(&format!("the pool is a cluster of Kubernetes {}; agents reach this at {}", version.git_version, site.agents));
-    let config = KubeConfig { client: client.clone(), namespace: args.kube_namespace.clone(), site, objects };
+    let config = KubeConfig {
+        client: client.clone(),
+        namespace: args.kube_namespace.clone(),
+        observe: observes(args),
+        site,
+        objects,
+    };
     let cluster = KubeCluster::start(config, listeners, telemetry, report, runtime.handle());
     let handle = cluster.handle();
     let volumes = args.volumes.clone().unwrap_or_else(|| home.join("volumes"));
-    let body = Arc::new(Kube { handle, runtime: runtime.handle().clone(), volumes });
+    let body = Arc::new(Kube { client: client.clone(), handle, runtime: runtime.handle().clone(), volumes });
     Ok((Ground { cluster: Box::new(cluster), body, nodes: None }, client))
+}
+
+/// Whether the cluster is only looked at.
+pub fn observes(args: &KubeArgs) -> bool {
+    args.mode == "observe"
+}
+
+/// Refuses to only look where there are jobs that somebody must look after.
+pub fn check_mode(engine: &Handle, args: &KubeArgs) -> Result<()> {
+    if !observes(args) {
+        return Ok(());
+    }
+    let jobs = engine.read(|view| view.snapshot.jobs.len()).map_err(|e| Failure::platform(e.to_string()))?;
+    if jobs == 0 {
+        return Ok(());
+    }
+    Err(Failure::usage(format!("the store has {jobs} jobs that have not ended, and nobody would look after them"))
+        .help("start it with --mode schedule; observe once they have ended or were cancelled"))
 }
 
 /// The address under which pods reach this.
@@ -99,9 +127,33 @@ fn advertised(args: &KubeArgs, bound: IpAddr) -> Result<IpAddr> {
     }
 }
 
-/// Keeps objects and jobs alike, from now on.
-pub fn mirror(client: Client, engine: Handle, applies: Applies, args: &KubeArgs, runtime: &Runtime) {
+/// Keeps objects alike to jobs, queues and pools, from now on.
+pub fn mirror(
+    client: Client,
+    engine: Handle,
+    applies: Applies,
+    reader: Arc<dyn Reader>,
+    args: &KubeArgs,
+    runtime: &Runtime,
+) {
+    let documents =
+        Documents::run(client.clone(), engine.clone(), Arc::new(Rows(reader)), Defaults::default().priorities);
+    runtime.spawn(documents);
     runtime.spawn(Mirror::run(client, engine, Arc::new(Submits(applies)), args.default_queue.clone()));
+}
+
+struct Rows(Arc<dyn Reader>);
+
+impl Journal for Rows {
+    fn last(&self, of: Option<(ActKind, &str)>) -> Option<u64> {
+        let filter = ActFilter {
+            kind: of.map(|(kind, _)| kind),
+            name: of.map(|(_, name)| name.to_owned()),
+            limit: 1,
+            ..ActFilter::default()
+        };
+        Some(self.0.acts(&filter).ok()?.first()?.row)
+    }
 }
 
 struct Submits(Applies);
@@ -136,6 +188,7 @@ impl Identities for People {
 
 /// The body, as the server asks for it.
 struct Kube {
+    client: Client,
     handle: KubeHandle,
     runtime: Threads,
     volumes: PathBuf,
@@ -175,6 +228,18 @@ impl Body for Kube {
 
     fn ready(&self) -> std::result::Result<(), String> {
         self.handle.ready()
+    }
+
+    fn observed(&self) -> Option<Observed> {
+        self.handle.observed()
+    }
+
+    fn observes(&self) -> bool {
+        self.handle.observes()
+    }
+
+    fn describe_pool(&self, pool: &PoolSpec) -> std::result::Result<(), String> {
+        self.runtime.block_on(documents::describe(&self.client, pool))
     }
 
     fn drained(&self, job: JobId) -> Pin<Box<dyn Future<Output = ()> + Send>> {

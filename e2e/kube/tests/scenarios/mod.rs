@@ -2,7 +2,10 @@
 
 mod crashes;
 mod cut;
+mod doctor;
+mod documents;
 mod life;
+mod observe;
 mod others;
 mod teams;
 mod training;
@@ -25,6 +28,11 @@ pub const ALL: &[(&str, Test)] = &[
     ("a_job_of_the_command_line_has_its_object", life::a_job_of_the_command_line_has_its_object),
     ("the_example_trains_as_on_this_machine", training::the_example_trains_as_on_this_machine),
     ("each_team_uses_its_queue_and_sees_its_jobs", teams::each_team_uses_its_queue_and_sees_its_jobs),
+    ("queues_are_applied_by_either_hand", documents::queues_are_applied_by_either_hand),
+    ("a_queue_with_jobs_is_deleted_after_them", documents::a_queue_with_jobs_is_deleted_after_them),
+    ("a_pool_says_what_it_has", documents::a_pool_says_what_it_has),
+    ("a_cluster_is_checked", doctor::a_cluster_is_checked),
+    ("a_control_plane_that_observes_changes_nothing", observe::a_control_plane_that_observes_changes_nothing),
     ("gpus_of_others_are_respected", others::gpus_of_others_are_respected),
     ("a_claim_holds_against_others", others::a_claim_holds_against_others),
     ("a_cordoned_node_takes_no_job", others::a_cordoned_node_takes_no_job),

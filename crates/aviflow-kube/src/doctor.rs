@@ -1,0 +1,203 @@
+//! Whether a cluster has what jobs need, and if not, what to do.
+//!
+//! [`collect`] asks the apiserver and judges nothing; [`judge`] is a pure function of what it found.
+
+pub mod collect;
+pub mod judge;
+
+use crate::profile::Profile;
+use aviflow_api::crd::GROUP;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The first minor version of Kubernetes 1 whose admission policies stamp who submitted.
+pub const OLDEST_MINOR: u32 = 36;
+/// How many minor versions a kubelet may be behind its apiserver, by Kubernetes' own rule.
+pub const KUBELET_SKEW: u32 = 3;
+
+/// What was asked for, or why it could not be seen.
+pub type Seen<T> = Result<T, String>;
+
+/// What was found.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Facts {
+    /// The version of the apiserver, such as `v1.36.3`.
+    pub version: Seen<String>,
+    /// The definitions that are installed: by plural name the schema of our version, if it is served.
+    pub definitions: Seen<BTreeMap<String, Option<serde_json::Value>>>,
+    /// Admission policies and their bindings, as `KIND NAME`.
+    pub policies: Seen<BTreeSet<String>>,
+    /// Aviflow's own namespace.
+    pub namespace: String,
+    /// Rights that the control plane's account was asked for, and has not.
+    pub missing_rights: Seen<Vec<Right>>,
+    /// The pools: those with an object, else that of all nodes with GPUs.
+    pub pools: Seen<Vec<Profile>>,
+    /// All nodes.
+    pub nodes: Seen<Vec<NodeFact>>,
+    /// RuntimeClasses.
+    pub runtime_classes: Seen<BTreeSet<String>>,
+    /// PriorityClasses.
+    pub priority_classes: Seen<BTreeSet<String>>,
+    /// Namespaces that have or had jobs, with what of them counts.
+    pub namespaces: Seen<Vec<NamespaceFact>>,
+    /// The PriorityClass of job pods whose pool names none.
+    pub priority_class: String,
+}
+
+/// A node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeFact {
+    /// Its name.
+    pub name: String,
+    /// The version of its kubelet.
+    pub kubelet: String,
+    /// Its labels.
+    pub labels: BTreeMap<String, String>,
+    /// Whole amounts of its extended resources, as its device plugins registered them.
+    pub capacity: BTreeMap<String, u32>,
+    /// Those of them that are healthy.
+    pub allocatable: BTreeMap<String, u32>,
+}
+
+/// A namespace with jobs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NamespaceFact {
+    /// Its name.
+    pub name: String,
+    /// The pod-security level that is enforced there, if one is.
+    pub level: Option<String>,
+    /// Its claims: whether each is bound, and its access modes.
+    pub claims: BTreeMap<String, (bool, Vec<String>)>,
+}
+
+/// One right of the control plane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Right {
+    /// The verb.
+    pub verb: &'static str,
+    /// The API group; empty for the core.
+    pub group: &'static str,
+    /// The resource, with its subresource behind a `/`.
+    pub resource: &'static str,
+    /// Whether it is needed to observe, too.
+    pub observe: bool,
+}
+
+/// As `kubectl auth can-i` takes it.
+impl std::fmt::Display for Right {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.group {
+            "" => write!(f, "{} {}", self.verb, self.resource),
+            group => write!(f, "{} {}.{group}", self.verb, self.resource),
+        }
+    }
+}
+
+const LOOK: &[&str] = &["get", "list", "watch"];
+
+/// What the ClusterRole of the control plane has: groups, resources, verbs, and whether to observe needs it.
+const ROLE: &[(&str, &[&str], &[&str], bool)] = &[
+    ("", &["nodes"], LOOK, true),
+    ("", &["pods"], LOOK, true),
+    ("", &["namespaces", "resourcequotas"], LOOK, true),
+    (GROUP, &["trainingjobs", "queues", "pools", "environments"], LOOK, true),
+    ("authentication.k8s.io", &["tokenreviews"], &["create"], true),
+    ("authorization.k8s.io", &["subjectaccessreviews"], &["create"], true),
+    ("", &["pods"], &["create", "delete", "patch"], false),
+    ("", &["nodes"], &["patch"], false),
+    ("events.k8s.io", &["events"], &["create", "patch"], false),
+    ("", &["serviceaccounts"], &["get", "create"], false),
+    ("networking.k8s.io", &["networkpolicies"], &["get", "list", "watch", "create", "patch"], false),
+    ("policy", &["poddisruptionbudgets"], &["get", "list", "watch", "create", "delete"], false),
+    ("scheduling.k8s.io", &["priorityclasses"], &["get"], false),
+    ("node.k8s.io", &["runtimeclasses"], &["get"], false),
+    (GROUP, &["trainingjobs"], &["create", "patch", "delete", "submit-as"], false),
+    (GROUP, &["queues"], &["use"], false),
+    (GROUP, &["queues", "pools"], &["create", "update", "patch", "delete"], false),
+    (
+        GROUP,
+        &["trainingjobs/status", "queues/status", "pools/status", "environments/status"],
+        &["patch", "update"],
+        false,
+    ),
+    (GROUP, &["trainingjobs/finalizers"], &["update"], false),
+];
+
+/// All rights of the control plane.
+#[must_use]
+pub fn rights() -> Vec<Right> {
+    let of = |&(group, resources, verbs, observe): &(_, &'static [&'static str], &'static [&'static str], bool)| {
+        let right = move |resource| verbs.iter().map(move |verb| Right { verb, group, resource, observe });
+        resources.iter().copied().flat_map(right).collect::<Vec<_>>()
+    };
+    ROLE.iter().flat_map(of).collect()
+}
+
+/// The admission policies and their bindings, as `KIND NAME`.
+pub const POLICIES: &[&str] = &[
+    "MutatingAdmissionPolicy aviflow-trainingjobs",
+    "MutatingAdmissionPolicyBinding aviflow-trainingjobs",
+    "ValidatingAdmissionPolicy aviflow-trainingjobs",
+    "ValidatingAdmissionPolicyBinding aviflow-trainingjobs",
+    "ValidatingAdmissionPolicy aviflow-pods",
+    "ValidatingAdmissionPolicyBinding aviflow-pods",
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MANIFEST: &str = include_str!("../../../deploy/aviflow.yaml");
+
+    fn documents() -> Vec<&'static str> {
+        MANIFEST.split("\n---\n").collect()
+    }
+
+    /// The words of a flow list, or of one in block form.
+    fn list(lines: &[&str], key: &str) -> Vec<String> {
+        let Some(at) = lines.iter().position(|l| l.trim_start_matches("- ").trim().starts_with(key)) else {
+            return Vec::new();
+        };
+        let (_, inline) = lines[at].split_once(':').expect("a key");
+        let inline = inline.trim().trim_start_matches('[').trim_end_matches(']');
+        let words: Vec<String> = inline.split(',').map(|w| w.trim().trim_matches('"').to_owned()).collect();
+        words
+    }
+
+    #[test]
+    fn what_is_asked_for_is_what_the_manifest_gives() {
+        let role = documents()
+            .into_iter()
+            .find(|d| d.contains("\nkind: ClusterRole\n") && d.contains("\n  name: aviflow-control-plane\n"));
+        let rules = role.expect("the role").split("\nrules:\n").nth(1).expect("rules");
+        let mut given = BTreeSet::new();
+        for rule in rules.split("  - apiGroups").skip(1) {
+            let text = format!("apiGroups{rule}");
+            let lines: Vec<&str> = text.lines().filter(|l| !l.trim().starts_with('#')).map(str::trim).collect();
+            for group in list(&lines, "apiGroups") {
+                for resource in list(&lines, "resources") {
+                    for verb in list(&lines, "verbs") {
+                        given.insert((group.clone(), resource.clone(), verb));
+                    }
+                }
+            }
+        }
+        let asked: BTreeSet<(String, String, String)> =
+            rights().iter().map(|r| (r.group.to_owned(), r.resource.to_owned(), r.verb.to_owned())).collect();
+        assert!(asked.len() > 50, "{}", asked.len());
+        assert_eq!(asked, given);
+    }
+
+    #[test]
+    fn the_policies_are_those_of_the_manifest() {
+        let word = |document: &str, key: &str| {
+            document.lines().find_map(|l| l.strip_prefix(key)).map(str::trim).map(str::to_owned)
+        };
+        let policies = documents().into_iter().filter_map(|d| {
+            let kind = word(d, "kind:").filter(|kind| kind.contains("AdmissionPolicy"))?;
+            Some(format!("{kind} {}", word(d, "  name:")?))
+        });
+        let policies: BTreeSet<String> = policies.collect();
+        assert_eq!(policies, POLICIES.iter().map(|p| (*p).to_owned()).collect());
+    }
+}

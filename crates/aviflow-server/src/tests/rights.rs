@@ -90,6 +90,7 @@ fn table() -> BTreeMap<(&'static str, &'static str), Needed> {
         ("POST", "/v1/jobs/{name}/exec", vec![part(Create, Part::Exec)], Some(json!({"argv": ["true"]}))),
         ("HEAD", "/v1/objects/{sha256}", vec![jobs(Create)], None),
         ("PUT", "/v1/objects/{sha256}", vec![jobs(Create)], None),
+        ("GET", "/v1/observed", vec![on(List, "nodes")], None),
         ("GET", "/v1/nodes", vec![on(List, "nodes")], None),
         ("GET", "/v1/nodes/{name}", vec![x(Get, "nodes")], None),
         ("POST", "/v1/nodes/{name}/actions", vec![x(Update, "nodes")], reason("cordon")),

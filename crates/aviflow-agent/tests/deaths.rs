@@ -193,10 +193,10 @@ fn a_guardian_ends_as_its_agent_did() {
     let mut world = World::new("echo ready; exec sleep 1000");
     world.up(1);
     world.log_has("ready");
-    // Nobody catches this one.
-    signal(world.agent().pid, "QUIT");
+    // Nobody catches this one, and no shell starts what ignores it.
+    signal(world.agent().pid, "ABRT");
     let end = world.guardian.wait().unwrap();
-    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&end), Some(3));
+    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&end), Some(6));
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! What keeps each waiting job, found at the end of the pass: the numbers are
 //! those of the plan as it stands.
 
-use super::grid::View;
+use super::grid::{Segment, View};
 use super::memo::Class;
 use super::pass::{Ask, Pass, environment_ready, held_queue, within};
 use super::quota::Short;
@@ -164,7 +164,7 @@ fn could_fit(pass: &mut Pass<'_>, ask: &Ask<'_>) -> bool {
 }
 
 /// Too few nodes have room, or those that have are promised to others, or not where the gang wants to be.
-fn capacity(pass: &Pass<'_>, ask: &Ask<'_>) -> Constraint {
+fn capacity(pass: &mut Pass<'_>, ask: &Ask<'_>) -> Constraint {
     let class = ask.class;
     let view = &pass.views[0];
     let gpus = class.gpus_per_node;
@@ -215,12 +215,20 @@ fn capacity(pass: &Pass<'_>, ask: &Ask<'_>) -> Constraint {
 }
 
 /// GPUs of the types that a job may have which others use, and nodes of them that are there and take no new work.
-fn taken_otherwise(pass: &Pass<'_>, ask: &Ask<'_>) -> (u32, u32) {
-    let ids = pass.segments(ask).iter().flat_map(|s| &pass.grid.ids[pass.grid.segments[*s].nodes.clone()]);
-    let there = ids.filter_map(|id| pass.snapshot.nodes.get(id)).filter(|n| n.condition != NodeCondition::Gone);
-    there.fold((0, 0), |(foreign, closed), node| {
-        (foreign + node.foreign.count(), closed + u32::from(pass.takes_none(node)))
-    })
+fn taken_otherwise(pass: &mut Pass<'_>, ask: &Ask<'_>) -> (u32, u32) {
+    let of_segments = pass.otherwise.take().unwrap_or_else(|| {
+        let count = |segment: &Segment| {
+            let nodes = pass.grid.ids[segment.nodes.clone()].iter().filter_map(|id| pass.snapshot.nodes.get(id));
+            let there = nodes.filter(|n| n.condition != NodeCondition::Gone);
+            there.fold((0, 0), |(foreign, closed), node| {
+                (foreign + node.foreign.count(), closed + u32::from(pass.takes_none(node)))
+            })
+        };
+        pass.grid.segments.iter().map(count).collect()
+    });
+    let all = pass.segments(ask).iter().fold((0, 0), |all, s| (all.0 + of_segments[*s].0, all.1 + of_segments[*s].1));
+    pass.otherwise = Some(of_segments);
+    all
 }
 
 /// The first promise that leaves the job no room, or no quota. If it ended before, it could start.

@@ -69,6 +69,8 @@ pub(super) struct Pass<'a> {
     pub(super) rights: Option<Rights>,
     /// When each GPU of each node will be free, computed when first asked for.
     pub(super) ends: Option<Vec<Time>>,
+    /// Of each segment GPUs that others use, and nodes that take no work, counted at the end of the pass.
+    pub(super) otherwise: Option<Vec<(u32, u32)>>,
     pub(super) out: Plan,
     /// What is known of each of the waiting in the plan.
     pub(super) waiters: Vec<&'a Waiter>,
@@ -171,6 +173,7 @@ impl<'a> Pass<'a> {
             charged: BTreeMap::new(),
             rights: None,
             ends: None,
+            otherwise: None,
             out: Plan::default(),
             waiters: Vec::new(),
         }

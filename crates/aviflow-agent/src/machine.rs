@@ -35,6 +35,7 @@ mod control;
 mod events;
 mod fence;
 mod io;
+mod leave;
 use events::Events;
 use fence::Fence;
 pub use io::{Input, LAST_LINES, Output, Signal};
@@ -47,7 +48,7 @@ pub const BROKEN_GRACE_MS: u64 = 2000;
 enum Phase {
     /// No epoch was started.
     Idle,
-    /// The driver is at it; a stop that came in between, as its grace.
+    /// The driver is at it; of a stop that came in between, when its grace is over.
     Spawning { stop: Option<u64> },
     /// Ranks run.
     Running,
@@ -93,6 +94,8 @@ pub struct Machine {
     hooks_told: bool,
     /// No epoch may start any more.
     closing: bool,
+    /// The agent was asked to end, and said so: when it stops its ranks without being told.
+    leave_at: Option<u64>,
     /// Nobody knows the attempt: end without waiting for a release.
     unknown: bool,
     training: Training,
@@ -121,6 +124,7 @@ impl Machine {
             reason: None,
             hooks_told: false,
             closing: false,
+            leave_at: None,
             unknown: false,
             training: Training::default(),
             unsent: BTreeMap::new(),
@@ -152,7 +156,10 @@ impl Machine {
             return None;
         }
         let silent = self.fence.silent_at().filter(|_| self.welcomed);
-        [phase, self.training.due(), self.fence_at(), self.ask_at(), silent].into_iter().flatten().min()
+        [phase, self.training.due(), self.fence_at(), self.ask_at(), self.leave_at(), silent]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     /// When the ranks must stop, if nobody is reached by then.
@@ -278,8 +285,8 @@ impl Machine {
         if !self.spec.facts.is_empty() {
             self.emit(Event::Facts { values: self.spec.facts.clone() }, now, out);
         }
-        if let Some(grace) = stop {
-            self.begin_stop(grace, now, out);
+        if let Some(kill_at) = stop {
+            self.begin_stop(kill_at.saturating_sub(now), now, out);
         } else if self.ranks.is_empty() {
             self.clear(now, false, out);
         }
@@ -341,16 +348,6 @@ impl Machine {
         self.stop(self.spec.grace_ms.min(BROKEN_GRACE_MS), self.fence.reason(), true, now, out);
     }
 
-    fn terminated(&mut self, now: u64, out: &mut Vec<Output>) {
-        self.closing = true;
-        if self.phase == Phase::Ended {
-            // Who comes later finds everything on disk.
-            self.exit(false, out);
-        } else {
-            self.stop(self.spec.grace_ms, "the agent was asked to end (SIGTERM)".to_owned(), true, now, out);
-        }
-    }
-
     /// Ends the present epoch; with `tell`, the training hears of it and no other epoch follows.
     fn stop(&mut self, grace: u64, reason: String, tell: bool, now: u64, out: &mut Vec<Output>) {
         if matches!(self.phase, Phase::Ended | Phase::Gone) {
@@ -373,7 +370,7 @@ impl Machine {
         let at = now.saturating_add(grace);
         match &mut self.phase {
             Phase::Idle => self.clear(now, false, out),
-            Phase::Spawning { stop } => *stop = Some(stop.map_or(grace, |s| s.min(grace))),
+            Phase::Spawning { stop } => *stop = Some(stop.map_or(at, |s| s.min(at))),
             Phase::Running => {
                 self.phase = Phase::Stopping { kill_at: at, killed: false };
                 self.signal(Signal::Term, out);
@@ -556,6 +553,9 @@ impl Machine {
             | Phase::Clearing { .. }
             | Phase::Ended
             | Phase::Gone => {}
+        }
+        if self.leave_at().is_some_and(|at| at <= now) {
+            self.leave(now, out);
         }
         if self.training.due().is_some_and(|due| due <= now) {
             self.flush(now, false, out);

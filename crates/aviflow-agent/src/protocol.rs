@@ -276,6 +276,12 @@ pub enum Event {
         /// Names and values; data as `data.NAME` with its SHA-256, results as `result.NAME`.
         values: BTreeMap<String, String>,
     },
+    /// The agent was asked to end (SIGTERM), and waits a moment for the control plane to stop the whole gang.
+    #[serde(rename_all = "camelCase")]
+    Leaving {
+        /// Milliseconds that its ranks have.
+        within_ms: u64,
+    },
     /// The last process of the worker is gone; the last event of an agent.
     #[serde(rename_all = "camelCase")]
     Ended {

@@ -187,6 +187,12 @@ pub const ROUTES: &[Route] = &[
         Content::Json(of::<rest::NodeAction>),
         Content::Json(of::<rest::NodeInfo>),
     ),
+    post(
+        "/v1/nodes/{name}/check",
+        "test an empty node, and let it take work again if it passes",
+        Content::Json(of::<rest::NodeCheck>),
+        Content::Lines(of::<rest::ExecFrame>),
+    ),
     get("/v1/queues", "list queues", Content::Json(of::<Vec<rest::QueueInfo>>)),
     get("/v1/pools", "list pools", Content::Json(of::<Vec<rest::PoolInfo>>)),
     get("/v1/environments", "list environments", Content::Json(of::<Vec<rest::EnvironmentInfo>>)),

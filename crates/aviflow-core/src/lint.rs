@@ -261,6 +261,9 @@ fn drains(snapshot: &Snapshot, wrong: &mut Vec<String>) {
         if node.cordoned && node.condition == NodeCondition::Ready {
             wrong.push(format!("node {} is cordoned and takes work", node.name));
         }
+        if node.vacate.is_some() && node.closed.is_none() {
+            wrong.push(format!("node {} is to be empty and open to work", node.name));
+        }
         if node.closed.is_some() && node.condition == NodeCondition::Ready {
             wrong.push(format!("node {} is closed by others and takes work", node.name));
         }

@@ -87,6 +87,9 @@ pub struct Node {
     /// Why others keep new work away, if they do; apart from what a person said here.
     #[serde(default)]
     pub closed: Option<String>,
+    /// Since when they want it empty, if they do: what may be asked to leave then leaves, as in a drain.
+    #[serde(default)]
+    pub vacate: Option<crate::time::Time>,
     /// GPUs promised to gangs while their present holders leave, see [`Claim`].
     #[serde(default)]
     pub claimed: Slots,
@@ -119,6 +122,7 @@ impl Node {
             condition: NodeCondition::Ready,
             cordoned: false,
             closed: None,
+            vacate: None,
             claimed: Slots::NONE,
             path: Vec::new(),
             reported: Vec::new(),

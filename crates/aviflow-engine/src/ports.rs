@@ -158,13 +158,16 @@ pub enum Observation {
         /// How many.
         gpus: u32,
     },
-    /// Others say whether new work may start on a node (`kubectl cordon`, a taint). What runs there goes on, and
-    /// what people said of the node here is kept apart.
+    /// Others say whether new work may start on a node (`kubectl cordon`, a taint). What people said of the node here
+    /// is kept apart.
     NodeClosed {
         /// Its name.
         name: String,
         /// Why it is closed, in a few words; none opens it again.
         reason: Option<String>,
+        /// Whether they want it empty, as for a new driver: what may be suspended leaves as in a drain.
+        #[serde(default)]
+        vacate: bool,
     },
     /// An environment is complete.
     EnvironmentReady {

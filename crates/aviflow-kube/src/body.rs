@@ -2,6 +2,7 @@
 
 use crate::api::persist;
 use crate::books::Books;
+use crate::check::{self, Ground};
 use crate::cluster::{KubeConfig, Listed, Message};
 use crate::create::create_all;
 use crate::documents::read::Kind;
@@ -155,6 +156,21 @@ impl Body {
                 let now = aviflow_engine::driver::wall_clock().0;
                 // Who asked may have gone.
                 let _ = answer.send(self.sightings.observed(&self.books, self.config.observe, now));
+            }
+            Message::Check(check, to) => {
+                let (client, namespace) = (self.config.client.clone(), self.config.namespace.clone());
+                let site = self.config.site.clone();
+                let ground = self.books.node_of(&check.node).zip(self.books.profile_of(&check.node));
+                let ground = ground.map(|(node, profile)| Ground { profile: profile.clone(), gpus: node.allocatable });
+                tokio::spawn(async move {
+                    match ground {
+                        Some(ground) => check::run(client, &namespace, &site, &check, &ground, to).await,
+                        None => {
+                            let reason = format!("node `{}` is not in the cluster", check.node);
+                            let _ = to.send(check::Said::Failed(reason)).await;
+                        }
+                    }
+                });
             }
             Message::Created(key, pod) => {
                 let known = self.workers.with(key, |worker| {

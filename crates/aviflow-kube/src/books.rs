@@ -74,6 +74,12 @@ impl Books {
         self.nodes.values()
     }
 
+    /// What is known of a node that is there.
+    #[must_use]
+    pub fn node_of(&self, node: &str) -> Option<&NodeFacts> {
+        self.nodes.get(node)
+    }
+
     /// All GPUs of a node that is there.
     #[must_use]
     pub fn gpus_of(&self, node: &str) -> u32 {
@@ -210,8 +216,9 @@ fn observations(name: &str, before: &Said, now: &Said) -> Vec<Observation> {
         let NodeFacts { pool, gpu_type, capacity: gpus, path, .. } = facts.clone();
         said.push(Observation::NodeSeen { name: name.clone(), pool, gpu_type, gpus, path });
     }
-    if new || was.closed != facts.closed {
-        said.push(Observation::NodeClosed { name: name.clone(), reason: facts.closed.clone() });
+    if new || (&was.closed, was.vacate) != (&facts.closed, facts.vacate) {
+        let (reason, vacate) = (facts.closed.clone(), facts.vacate);
+        said.push(Observation::NodeClosed { name: name.clone(), reason, vacate });
     }
     if new || was.capacity - was.allocatable != facts.capacity - facts.allocatable {
         // Kubernetes counts broken devices and does not say which: the last ones, so that the others keep their numbers.

@@ -6,6 +6,7 @@
 
 use crate::body::Body;
 use crate::books::Books;
+use crate::check::{self, Check};
 use crate::depot::{self, Objects};
 use crate::keep::Keeping;
 use crate::observe::Sightings;
@@ -22,6 +23,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::AbortHandle;
+
+/// Pieces of a check's output that wait for a slow reader.
+const FRAMES: usize = 64;
 
 /// Requests to the apiserver at a time.
 pub const REQUESTS: usize = 64;
@@ -89,6 +93,8 @@ pub(crate) enum Message {
     NotCreated(StreamKey, String),
     /// Somebody asks who holds the GPUs.
     Observe(oneshot::Sender<Observed>),
+    /// A node is to be checked.
+    Check(Check, mpsc::Sender<check::Said>),
 }
 
 impl KubeCluster {
@@ -172,6 +178,15 @@ impl KubeHandle {
         let (answer, asked) = oneshot::channel();
         self.orders.send(Message::Observe(answer)).ok()?;
         asked.blocking_recv().ok()
+    }
+
+    /// Checks a node that nothing of ours runs on, see [`mod@check`]. Dropping the receiver ends the check.
+    #[must_use]
+    pub fn check(&self, check: Check) -> mpsc::Receiver<check::Said> {
+        let (sender, said) = mpsc::channel(FRAMES);
+        // Once the cluster is dropped nothing is said.
+        let _ = self.orders.send(Message::Check(check, sender));
+        said
     }
 
     /// Runs a command inside a worker, with the variables of a rank (the worker's first if none).

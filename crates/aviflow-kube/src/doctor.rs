@@ -108,7 +108,7 @@ const ROLE: &[(&str, &[&str], &[&str], bool)] = &[
     ("events.k8s.io", &["events"], &["create", "patch"], false),
     ("", &["serviceaccounts"], &["get", "create"], false),
     ("networking.k8s.io", &["networkpolicies"], &["get", "list", "watch", "create", "patch"], false),
-    ("policy", &["poddisruptionbudgets"], &["get", "list", "watch", "create", "delete"], false),
+    ("policy", &["poddisruptionbudgets"], &["create"], false),
     ("scheduling.k8s.io", &["priorityclasses"], &["get"], false),
     ("node.k8s.io", &["runtimeclasses"], &["get"], false),
     (GROUP, &["trainingjobs"], &["create", "patch", "delete", "submit-as"], false),

@@ -32,6 +32,7 @@
 pub mod api;
 mod body;
 pub mod books;
+pub mod check;
 pub mod cluster;
 mod create;
 pub mod depot;

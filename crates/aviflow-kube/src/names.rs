@@ -14,6 +14,10 @@ pub const WORKER: &str = "aviflow.dev/worker";
 pub const NAME: &str = "aviflow.dev/name";
 /// Label of everything that keeps GPUs for a gang.
 pub const PLACEHOLDER: &str = "aviflow.dev/placeholder";
+/// Label of the pods of a job that may not be suspended, whose value is `false`.
+pub const PREEMPTIBLE: &str = "aviflow.dev/preemptible";
+/// The disruption budget of each namespace for these.
+pub const BUDGET: &str = "aviflow-not-preemptible";
 /// Label: who made it.
 pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
 /// The value of [`MANAGED_BY`].

@@ -1,13 +1,23 @@
-//! What a namespace needs before job pods can be in it: an account without rights, and a network policy.
+//! What a namespace needs before job pods can be in it: an account without rights, a network policy, and a
+//! disruption budget.
+//!
+//! An eviction (`kubectl drain`) of a job that may be suspended needs no budget: its pod has the job's grace, in which
+//! the whole gang saves itself, and the drain waits for the pod. One that may not be suspended is not evicted either:
+//! the drain waits for the job's end, and says for which budget.
 
-use crate::api::{Refused, persist};
+use crate::api::persist;
 use crate::names;
 use k8s_openapi::api::core::v1::ServiceAccount;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::api::PostParams;
-use kube::{Api, Client};
+use kube::core::NamespaceResourceScope;
+use kube::{Api, Client, Resource, ResourceExt as _};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::json;
 use std::collections::BTreeSet;
+use std::fmt::Debug;
 use std::sync::{Mutex, PoisonError};
 
 /// Namespaces that were prepared.
@@ -40,20 +50,34 @@ impl Namespaces {
             },
         }))
         .map_err(|e| e.to_string())?;
-        let (accounts, policies) =
-            (Api::namespaced(client.clone(), namespace), Api::namespaced(client.clone(), namespace));
-        let how = PostParams::default();
-        let there = |what: &str, made: Result<(), Refused>| match made {
-            Err(refused) if !refused.is_conflict() => {
-                Err(format!("the {what} {}/{} cannot be made: {}", namespace, names::JOB_ACCOUNT, refused.message))
-            }
-            _ => Ok(()),
-        };
-        let made = persist(|| async { accounts.create(&how, &account).await.map(|_| ()) }).await;
-        there("service account", made)?;
-        let made = persist(|| async { policies.create(&how, &policy).await.map(|_| ()) }).await;
-        there("network policy", made)?;
+        // Of pods that no controller scales only a number of those that must stay may be asked: more than there are.
+        let budget: PodDisruptionBudget = serde_json::from_value(json!({
+            "metadata": {"name": names::BUDGET, "labels": labels},
+            "spec": {
+                "minAvailable": i32::MAX,
+                "selector": {"matchLabels": {names::MANAGED_BY: names::AVIFLOW, names::PREEMPTIBLE: "false"}},
+            },
+        }))
+        .map_err(|e| e.to_string())?;
+        make(client, namespace, "service account", &account).await?;
+        make(client, namespace, "network policy", &policy).await?;
+        make(client, namespace, "disruption budget", &budget).await?;
         prepared().insert(namespace.to_owned());
         Ok(())
+    }
+}
+
+/// Makes an object, unless there is one of its name.
+async fn make<K>(client: &Client, namespace: &str, what: &str, object: &K) -> Result<(), String>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + Serialize + DeserializeOwned,
+{
+    let api = Api::<K>::namespaced(client.clone(), namespace);
+    let how = PostParams::default();
+    match persist(|| async { api.create(&how, object).await.map(|_| ()) }).await {
+        Err(refused) if !refused.is_conflict() => {
+            Err(format!("the {what} {namespace}/{} cannot be made: {}", object.name_any(), refused.message))
+        }
+        _ => Ok(()),
     }
 }

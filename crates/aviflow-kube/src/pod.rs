@@ -119,6 +119,10 @@ pub fn pod(record: &JobRecord, share: &Share, profile: &Profile, site: &Site, ow
     }
     // The kubelet's patience: the grace, what the agent takes to end what did not, and to ship its log.
     let patience = (share.grace.0 / 1000).max(1) + 30;
+    let mut labels = names::labels(key, &record.key.name);
+    if !spec.preemptible {
+        labels.insert(names::PREEMPTIBLE.to_owned(), "false".to_owned());
+    }
     let mut capabilities = json!({"drop": ["ALL"]});
     if !fabric.capabilities.is_empty() {
         capabilities["add"] = json!(fabric.capabilities);
@@ -128,7 +132,7 @@ pub fn pod(record: &JobRecord, share: &Share, profile: &Profile, site: &Site, ow
         "metadata": {
             "name": names::pod(&record.key.name, key.attempt, key.worker),
             "namespace": record.key.namespace,
-            "labels": names::labels(key, &record.key.name),
+            "labels": labels,
             "annotations": fabric.annotations,
             "ownerReferences": [{
                 "apiVersion": format!("{}/{}", names::GROUP, names::VERSION),

@@ -62,6 +62,8 @@ pub struct NodeFacts {
     pub ready: bool,
     /// Why new work may not start there, if so.
     pub closed: Option<String>,
+    /// Whether others want it empty.
+    pub vacate: bool,
 }
 
 impl NodeFacts {
@@ -81,6 +83,7 @@ impl NodeFacts {
         let allocatable = count(status.allocatable.as_ref()).unwrap_or(0).min(capacity);
         let condition = |kind: &str| status.conditions.iter().flatten().find(|c| c.type_ == kind);
         let ready = condition("Ready").is_some_and(|c| c.status == "True");
+        let upgrade = upgrade(labels);
         Some(NodeFacts {
             name,
             pool: profile.pool.clone(),
@@ -89,9 +92,43 @@ impl NodeFacts {
             allocatable,
             path: profile.path(labels),
             ready,
-            closed: closed(node, profile),
+            vacate: upgrade.as_ref().is_some_and(|u| u.vacate),
+            closed: upgrade.map(|u| u.reason).or_else(|| closed(node, profile)),
         })
     }
+}
+
+/// The label in which NVIDIA's GPU Operator says how far the upgrade of a node's driver is.
+pub const DRIVER_UPGRADE: &str = "nvidia.com/gpu-driver-upgrade-state";
+
+/// What an upgrade of the driver means for a node.
+struct Upgrade {
+    reason: String,
+    vacate: bool,
+}
+
+/// Reads [`DRIVER_UPGRADE`]; its states are those of NVIDIA's `k8s-operator-libs` (`pkg/upgrade/consts.go`).
+///
+/// Until the operator cordons a node nothing changes; then it waits for jobs, deletes or drains pods, and restarts
+/// its driver. Jobs that may be suspended leave from the first of these on, by their next checkpoint, so that
+/// the operator finds none; a job that may not is what it waits for.
+fn upgrade(labels: &BTreeMap<String, String>) -> Option<Upgrade> {
+    let state = labels.get(DRIVER_UPGRADE)?.as_str();
+    let vacate = match state {
+        "cordon-required"
+        | "wait-for-jobs-required"
+        | "pod-deletion-required"
+        | "drain-required"
+        | "node-maintenance-required" => true,
+        "post-maintenance-required"
+        | "pod-restart-required"
+        | "validation-required"
+        | "uncordon-required"
+        | "upgrade-failed" => false,
+        // None is under way: `upgrade-required`, `upgrade-done`, or a word of a later version, with which it cordons.
+        _ => return None,
+    };
+    Some(Upgrade { reason: format!("the GPU Operator upgrades its driver ({state})"), vacate })
 }
 
 /// Taints of Kubernetes' own that say nothing that a condition does not say.
@@ -174,6 +211,7 @@ mod tests {
                 path,
                 ready: true,
                 closed: None,
+                vacate: false,
             }
         );
         let unknown = NodeFacts::of(&node(json!({}), status("8", "Unknown")), &[Profile::nvidia("all")]);
@@ -182,6 +220,26 @@ mod tests {
         let mut elsewhere = h100();
         elsewhere.kubernetes.node_selector = [("a".to_owned(), "b".to_owned())].into();
         assert_eq!(NodeFacts::of(&node(json!({}), status("8", "True")), &[elsewhere]), None);
+    }
+
+    #[test]
+    fn the_gpu_operator_says_when_a_node_is_to_be_empty() {
+        #[track_caller]
+        fn check(state: &str, expected: Option<bool>) {
+            let mut of = node(json!({}), status("8", "True"));
+            of.metadata.labels.get_or_insert_default().insert(DRIVER_UPGRADE.to_owned(), state.to_owned());
+            let facts = NodeFacts::of(&of, &[h100()]).expect("facts");
+            assert_eq!(facts.closed.as_ref().map(|_| facts.vacate), expected, "{state}");
+            assert!(facts.closed.is_none_or(|reason| reason.contains(state)));
+        }
+        check("upgrade-required", None);
+        check("cordon-required", Some(true));
+        check("wait-for-jobs-required", Some(true));
+        check("drain-required", Some(true));
+        check("pod-restart-required", Some(false));
+        check("upgrade-failed", Some(false));
+        check("upgrade-done", None);
+        check("", None);
     }
 
     #[test]

@@ -390,6 +390,10 @@ fn worker_event(event: Event) -> WorkerEvent {
         Event::CheckpointComplete { step, path } => WorkerEvent::CheckpointComplete { step, path },
         Event::CheckpointFailed { step } => WorkerEvent::CheckpointFailed { step },
         Event::Facts { values } => WorkerEvent::Facts { values },
+        Event::Leaving { within_ms } => {
+            let within = Span(i64::try_from(within_ms).unwrap_or(i64::MAX));
+            WorkerEvent::Leaving { reason: "its agent was asked to end (SIGTERM)".to_owned(), within: Some(within) }
+        }
         Event::Ended { ended } => {
             WorkerEvent::Gone { ranks: rank_ends(ended.ranks), reason: ended.reason, last_step: ended.last_step }
         }

@@ -21,6 +21,13 @@ pub trait Body: Send + Sync {
     /// If the command could not be handed to the worker.
     fn exec(&self, target: ExecTarget, exec: Exec) -> Result<mpsc::Receiver<ExecFrame>, ExecRefusal>;
 
+    /// Runs a test on a node on which nothing runs. The last frame is `Exit` or `Failed`; dropping the receiver
+    /// ends the test.
+    ///
+    /// # Errors
+    /// If it could not be begun.
+    fn check(&self, test: NodeTest) -> Result<mpsc::Receiver<ExecFrame>, ExecRefusal>;
+
     /// The folder of everything that a job keeps: a path `/out/x` of its document is `out/x` there.
     fn volumes(&self, job: JobId) -> PathBuf;
 
@@ -69,6 +76,19 @@ pub struct ExecTarget {
     pub attempt: u32,
     /// The worker.
     pub worker: u32,
+}
+
+/// A test of a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeTest {
+    /// The node.
+    pub node: String,
+    /// How many GPUs it should find.
+    pub gpus: usize,
+    /// The image to run it in; Aviflow's own if none.
+    pub image: Option<String>,
+    /// The command; Aviflow's own test if empty.
+    pub run: Vec<String>,
 }
 
 /// Why a command was not begun, and what to do, as a person reads it.

@@ -74,7 +74,7 @@ pub(crate) async fn node(State(app): State<Arc<App>>, Name(name): Name) -> Resul
     blocking(move || one_node(&app, name).map(Json)).await
 }
 
-fn one_node(app: &App, name: String) -> Result<NodeInfo, Failure> {
+pub(crate) fn one_node(app: &App, name: String) -> Result<NodeInfo, Failure> {
     app.view(move |view| {
         let nodes = &view.snapshot.nodes;
         if let Some(node) = nodes.values().find(|node| node.name == name) {

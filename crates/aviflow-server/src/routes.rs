@@ -6,8 +6,8 @@ use crate::error::Failure;
 use crate::list::{ListQuery, list};
 use crate::params::Values;
 use crate::{
-    changes, documents, drains, environments, exec, files, follow, history, jobs, logs, metrics, objects, observed,
-    pool, submit, usage,
+    changes, check, documents, drains, environments, exec, files, follow, history, jobs, logs, metrics, objects,
+    observed, pool, submit, usage,
 };
 use aviflow_api::openapi;
 use aviflow_api::rest::JobList;
@@ -75,6 +75,7 @@ pub(crate) fn closed() -> Vec<Handled> {
         ("/v1/nodes", &[(GET, On(List, "nodes"))], get(pool::nodes)),
         ("/v1/nodes/{name}", &[(GET, Named(Get, "nodes"))], get(pool::node)),
         ("/v1/nodes/{name}/actions", &[(POST, Named(Update, "nodes"))], post(pool::node_action)),
+        ("/v1/nodes/{name}/check", &[(POST, Named(Update, "nodes"))], post(check::check)),
         ("/v1/queues", &[(GET, On(List, "queues"))], get(pool::queues)),
         (
             "/v1/queues/{name}",

@@ -11,12 +11,13 @@ pub use jobs::{
     SuspendArgs, UpdateArgs,
 };
 pub use platform::{
-    ContextCommand, DoctorArgs, EnvCommand, KubeArgs, KubeWayArgs, LoginArgs, NodeCommand, ServeArgs, ServerCommand,
-    SetArgs, StartArgs, StoreCommand, UsageArgs,
+    CheckArgs, ContextCommand, DoctorArgs, EnvCommand, KubeArgs, KubeWayArgs, LoginArgs, NodeCommand, ServeArgs,
+    ServerCommand, SetArgs, StartArgs, StoreCommand, UsageArgs,
 };
 pub use simulate::{Preemption, SimulateArgs, TraceFormat};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 /// The whole command line.
@@ -244,6 +245,19 @@ pub enum Command {
     WorkerPrepare {
         /// Where the volume is mounted
         folder: PathBuf,
+    },
+    /// Test the node that this runs on
+    #[command(hide = true)]
+    NodeProbe {
+        /// How many GPUs there should be
+        #[arg(long)]
+        gpus: u32,
+        /// What must be reached
+        #[arg(long)]
+        reach: Vec<SocketAddr>,
+        /// Whether the GPUs are virtual
+        #[arg(long = "virtual")]
+        virtual_gpus: bool,
     },
     /// Hold the resources of a pod until it is ended
     #[command(hide = true)]

@@ -207,6 +207,19 @@ impl Client {
         Ok(Lines::new(self.named(name, response)?, false))
     }
 
+    /// Tests a node.
+    pub fn check_node(&self, name: &str, check: &NodeCheck) -> Result<Lines<ExecFrame>> {
+        let body = serde_json::to_vec(check).or_fail(|| "the test cannot be sent".to_owned())?;
+        let request = self.agent.post(self.path(&format!("/v1/nodes/{}/check", encode(name)), &[]));
+        let response = self.send(
+            request,
+            "application/x-ndjson",
+            "application/json",
+            SendBody::from_owned_reader(std::io::Cursor::new(body)),
+        );
+        Ok(Lines::new(response?, false))
+    }
+
     /// A tar archive of a path below a job's volumes.
     pub fn files(&self, name: &str, path: &str) -> Result<impl Read + use<>> {
         let query = [("path", path.to_owned())];

@@ -3,6 +3,7 @@
 mod account;
 mod act;
 mod admin;
+mod check;
 mod context;
 mod copy;
 mod doctor;
@@ -72,6 +73,7 @@ pub fn dispatch(cli: Cli, output: Output) -> Result<ExitCode> {
     // These need no folder and no configuration.
     let command = match cli.command {
         Command::Agent { folder } => return Ok(aviflow_agent::run(&folder)),
+        Command::NodeProbe { gpus, reach, virtual_gpus } => return Ok(check::probe(gpus, &reach, virtual_gpus)),
         Command::Placeholder => return Ok(prepare::hold()),
         Command::WorkerPrepare { folder } => return Ok(prepare::prepare(&folder)),
         Command::Completion { shell } => {
@@ -122,6 +124,7 @@ pub fn dispatch(cli: Cli, output: Output) -> Result<ExitCode> {
         Command::Login(args) => done(context::login(&app, &args)),
         Command::Context { command } => done(context::context(&app, command)),
         Command::Agent { .. }
+        | Command::NodeProbe { .. }
         | Command::Placeholder
         | Command::WorkerPrepare { .. }
         | Command::Completion { .. }

@@ -155,3 +155,22 @@ fn what_is_wrong_with_documents_is_told_at_once_and_changes_nothing() {
     gate.open();
     assert_eq!(job.end(), 0);
 }
+
+#[test]
+fn a_node_is_checked_before_it_takes_work_again() {
+    let world = World::with_pool(2, 8);
+    let said = world.run(&["node", "check", "local-1"]);
+    assert_eq!(said.code, 0, "{said:?}");
+    assert!(said.out.contains("8 virtual GPUs") && said.out.contains("read again"), "{said:?}");
+    assert!(said.out.ends_with("local-1 passed its check and takes work again\n"), "{said:?}");
+    let script = "echo broken fan on $AVIFLOW_NODE; exit 3";
+    let said = world.run(&["node", "check", "local-1", "--", "sh", "-c", script]);
+    assert_eq!((said.code, said.out.as_str()), (1, "broken fan on local-1\n"), "{said:?}");
+    assert!(said.err.contains("did not pass its check (exit code 3), and stays cordoned"), "{said:?}");
+    assert_eq!(world.json(&["node", "show", "local-1"])["condition"], "Cordoned");
+    let (mut job, gate) = holds(&world, "there", 1, &[]);
+    let said = world.run(&["node", "check", "local-0"]);
+    assert!(said.code == 1 && said.err.contains("default/there") && said.err.contains("node drain"), "{said:?}");
+    gate.open();
+    assert_eq!(job.end(), 0, "{}", job.text());
+}

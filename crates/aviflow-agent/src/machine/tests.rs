@@ -84,6 +84,7 @@ fn event_word(event: &Event) -> String {
             "checkpoint".into()
         }
         Event::Facts { .. } => "facts".into(),
+        Event::Leaving { within_ms } => format!("leaving({within_ms})"),
         Event::Ended { ended } => format!("ended({})", ended.reason.as_deref().unwrap_or("-")),
     }
 }
@@ -114,6 +115,51 @@ fn ranks_that_end_with_0_end_the_worker_when_the_last_does() {
         (92, Input::Timer, "sweep(kill)"),
         (92, swept(0), "write(2) 4:ended(-)@1-0"),
         (93, Input::Message(ToAgent::Release), "exit(true)"),
+    ]);
+}
+
+#[test]
+fn an_agent_that_is_asked_to_end_lets_the_control_plane_stop_the_gang() {
+    let up = || [(0, start(7, 1), "spawn(1)"), (1, Input::Spawned, "1:up@1-0")];
+    check(&[
+        up()[0].clone(),
+        up()[1].clone(),
+        (10, Input::Terminated, "2:leaving(5000)@1-0"),
+        (15, Input::Timer, ""),
+        (20, stop(7, 4000), "hooks(preempted) term(2) term(3)"),
+        // What the control plane did is not done again.
+        (1260, Input::Timer, ""),
+        (1300, exited(2, 0), "3:exit(2,0,stopping)@1-0"),
+        (4020, Input::Timer, "kill(3)"),
+    ]);
+    let alone = "hooks(the agent was asked to end (SIGTERM)) term(2) term(3)";
+    // Nobody answers: a quarter of the grace later it ends alone.
+    check(&[
+        up()[0].clone(),
+        up()[1].clone(),
+        (10, Input::Terminated, "2:leaving(5000)@1-0"),
+        (1259, Input::Timer, ""),
+        (1260, Input::Timer, alone),
+        (6260, Input::Timer, "kill(2) kill(3)"),
+    ]);
+    // Nobody is there to answer, or somebody does not want to wait.
+    check(&[up()[0].clone(), up()[1].clone(), (5, Input::Closed, ""), (10, Input::Terminated, alone)]);
+    let mut machine = Machine::new(two_ranks(), 42);
+    machine.on(opened(), 0);
+    machine.on(welcome(7), 0);
+    run(&mut machine, &up());
+    run(&mut machine, &[(10, Input::Terminated, "2:leaving(5000)@1-0")]);
+    assert_eq!(machine.next_timer(), Some(1260));
+    run(&mut machine, &[(11, Input::Terminated, alone)]);
+    // One that ends meanwhile has ended as it would have.
+    check(&[
+        up()[0].clone(),
+        up()[1].clone(),
+        (10, Input::Terminated, "2:leaving(5000)@1-0"),
+        (20, exited(2, 0), "3:exit(2,0,itself)@1-0"),
+        (30, exited(3, 0), "4:exit(3,0,itself)@1-0 sweep(kill)"),
+        (31, swept(0), "write(2) 5:ended(-)@1-0"),
+        (9999, Input::Timer, ""),
     ]);
 }
 

@@ -31,6 +31,24 @@ pub struct NodeInfo {
     pub gpus: Vec<GpuInfo>,
 }
 
+/// A short test on a node before it takes work again; answered as a command inside a worker is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct NodeCheck {
+    /// The image to run it in, on Kubernetes; Aviflow's own if none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<String>,
+    /// The command; Aviflow's own test if empty.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub run: Vec<String>,
+    /// Whether the node stays cordoned also if it passes.
+    #[serde(default)]
+    pub keep_cordoned: bool,
+    /// Why, for the log of what people did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+}
+
 /// A pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]

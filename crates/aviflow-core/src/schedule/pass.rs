@@ -212,7 +212,10 @@ impl<'a> Pass<'a> {
         if let Some(until) = self.taken.get(&node.id) {
             return Some((self.now, until.unwrap_or(never)));
         }
-        node.drain.as_ref().filter(|d| !d.over(self.now)).map(|d| (d.from, d.until.unwrap_or(never)))
+        let drain = node.drain.as_ref().filter(|d| !d.over(self.now)).map(|d| (d.from, d.until.unwrap_or(never)));
+        // Nobody knows when others are done.
+        let vacated = node.vacate.map(|since| (since, never));
+        drain.into_iter().chain(vacated).min_by_key(|(from, _)| *from)
     }
 
     pub(super) fn wake(&mut self, at: Time) {

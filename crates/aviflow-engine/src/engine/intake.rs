@@ -78,9 +78,14 @@ impl<S: Store> Engine<S> {
                     self.change_node(id, |n| n.others = gpus, work);
                 }
             }
-            Observation::NodeClosed { name, reason } => {
+            Observation::NodeClosed { name, reason, vacate } => {
                 if let Some(id) = self.node_named(name) {
-                    self.change_node(id, |n| n.closed.clone_from(reason), work);
+                    let (now, vacate) = (self.now, *vacate && reason.is_some());
+                    let change = |n: &mut Node| {
+                        n.closed.clone_from(reason);
+                        n.vacate = n.vacate.or(Some(now)).filter(|_| vacate);
+                    };
+                    self.change_node(id, change, work);
                 }
             }
             Observation::EnvironmentReady { hash } => {

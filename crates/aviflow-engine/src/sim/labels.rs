@@ -142,6 +142,9 @@ fn node(before: &Node, after: &Node, batch: &Batch) -> Vec<String> {
         (true, false) => note("opened by others"),
         (true, true) | (false, false) => {}
     }
+    if before.vacate.is_none() && after.vacate.is_some() {
+        note("wanted empty by others");
+    }
     if before.path != after.path && before.reported != after.reported {
         note("moved");
     }

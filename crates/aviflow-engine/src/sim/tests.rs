@@ -63,7 +63,7 @@ const TRANSITIONS: [&str; 48] = [
 ];
 
 /// What plans decide and people do, beside the phases of jobs.
-const KINDS: [&str; 44] = [
+const KINDS: [&str; 45] = [
     "asked to leave",
     "claim/priority",
     "claim/reclaim",
@@ -106,6 +106,7 @@ const KINDS: [&str; 44] = [
     "unclaim",
     "uncordoned",
     "update",
+    "wanted empty by others",
     "window begins",
     "within Queued",
 ];

@@ -31,6 +31,36 @@ async fn nodes_are_shown_gpu_by_gpu_and_cordoned() {
 }
 
 #[tokio::test]
+async fn a_node_is_opened_by_a_check_that_it_passes_and_by_no_other() {
+    let world = World::new();
+    let condition = async || world.get("/v1/nodes/node-2").await["condition"].clone();
+    let check = async |body: Value| {
+        let request = world.request("POST", "/v1/nodes/node-2/check").body(Body::from(body.to_string())).unwrap();
+        Streamed::lines(world.send(request).await).rest().await
+    };
+    let failed = check(json!({ "run": ["3"] })).await;
+    assert_eq!(failed.last(), Some(&json!({ "type": "exit", "code": 3 })), "{failed:?}");
+    assert_eq!(condition().await, "Cordoned", "it did not pass");
+    check(json!({ "run": ["0"], "keepCordoned": true })).await;
+    assert_eq!(condition().await, "Cordoned", "nobody wanted it open");
+    let passed = check(json!({ "run": ["0"] })).await;
+    assert_eq!(passed.last(), Some(&json!({ "type": "exit", "code": 0 })), "{passed:?}");
+    assert_eq!(condition().await, "Ready");
+    let acts = world.get("/v1/acts").await;
+    assert!(acts.to_string().contains("uncordoned node node-2"), "{acts}");
+
+    // Where a job is, nothing is tested, and the node is left as it was.
+    world.submit(&submission("train")).await;
+    world.until_phase(1, "Running").await;
+    let nodes = world.get("/v1/nodes").await;
+    let used = nodes.as_array().unwrap().iter().find(|n| n["gpus"].to_string().contains("train")).unwrap();
+    let path = format!("/v1/nodes/{}/check", used["name"].as_str().unwrap());
+    insta::assert_snapshot!(world.refused("POST", &path, Some(json!({}))).await);
+    assert_eq!(world.get("/v1/nodes").await, nodes);
+    insta::assert_snapshot!(world.refused("POST", "/v1/nodes/x/check", Some(json!({}))).await);
+}
+
+#[tokio::test]
 async fn queues_and_the_server_count_jobs() {
     let world = World::new();
     assert_eq!(world.get("/v1/queues").await[0]["name"], "default");

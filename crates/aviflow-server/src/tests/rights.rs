@@ -94,6 +94,7 @@ fn table() -> BTreeMap<(&'static str, &'static str), Needed> {
         ("GET", "/v1/nodes", vec![on(List, "nodes")], None),
         ("GET", "/v1/nodes/{name}", vec![x(Get, "nodes")], None),
         ("POST", "/v1/nodes/{name}/actions", vec![x(Update, "nodes")], reason("cordon")),
+        ("POST", "/v1/nodes/{name}/check", vec![x(Update, "nodes")], Some(json!({}))),
         ("GET", "/v1/queues", vec![on(List, "queues")], None),
         ("GET", "/v1/queues/{name}", vec![x(Get, "queues")], None),
         ("PUT", "/v1/queues/{name}", vec![x(Update, "queues")], Some(queue)),

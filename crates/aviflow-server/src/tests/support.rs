@@ -3,7 +3,7 @@
 use crate::access::Identities;
 use crate::app::{Info, Parts, Server, ServerConfig};
 use crate::auth::Token;
-use crate::body::{Body, BodyAgent, CatalogueEntry, ExecRefusal, ExecTarget};
+use crate::body::{Body, BodyAgent, CatalogueEntry, ExecRefusal, ExecTarget, NodeTest};
 use aviflow_api::environment::{self, Description};
 use aviflow_api::file::{Defaults, parse_job};
 use aviflow_api::rest::{Exec, ExecFrame, JobDetail, Observed, Submit};
@@ -159,6 +159,7 @@ pub(crate) struct FakeBody {
     pub(crate) agents: Mutex<Vec<BodyAgent>>,
     pub(crate) drained: watch::Sender<bool>,
     pub(crate) execs: Mutex<Vec<(ExecTarget, Exec)>>,
+    pub(crate) checks: Mutex<Vec<mpsc::Sender<ExecFrame>>>,
 }
 
 impl Body for FakeBody {
@@ -174,6 +175,18 @@ impl Body for FakeBody {
         sender.try_send(ExecFrame::Stdout { data: "aGk=".into() }).expect("room");
         sender.try_send(ExecFrame::Exit { code: 3 }).expect("room");
         self.execs.lock().expect("lock").push((target, exec));
+        Ok(receiver)
+    }
+
+    /// Ends as the first word of its command says; with another, it never does.
+    fn check(&self, test: NodeTest) -> Result<mpsc::Receiver<ExecFrame>, ExecRefusal> {
+        let (sender, receiver) = mpsc::channel(2);
+        sender.try_send(ExecFrame::Stdout { data: "aGk=".into() }).expect("room");
+        if let Some(code) = test.run.first().and_then(|code| code.parse().ok()) {
+            sender.try_send(ExecFrame::Exit { code }).expect("room");
+        } else {
+            self.checks.lock().expect("lock").push(sender);
+        }
         Ok(receiver)
     }
 
@@ -287,6 +300,7 @@ impl World {
             agents: Mutex::default(),
             drained: watch::Sender::new(true),
             execs: Mutex::default(),
+            checks: Mutex::default(),
         });
         let token = Token::load_or_create(&folder.path().join("token")).unwrap();
         let resolved = minimal();

@@ -44,6 +44,12 @@ pub enum NodeCommand {
         #[command(flatten)]
         why: Why,
     },
+    /// Test an empty node, and let it take work again if it passes
+    #[command(after_help = "\
+Examples:
+  aviflow node check node-3
+  aviflow node check node-3 --image registry/nccl-tests@sha256:… -- all_reduce_perf -g 8")]
+    Check(CheckArgs),
     /// Empty nodes: at an instant, or a few at a time
     Drain(DrainArgs),
     /// List drains that go on or are to come
@@ -66,6 +72,25 @@ Examples:
         #[command(flatten)]
         why: Why,
     },
+}
+
+/// `node check`
+#[derive(Debug, Args)]
+pub struct CheckArgs {
+    /// The node
+    pub node: String,
+    /// The image to test it in, on Kubernetes [default: Aviflow's own]
+    #[arg(long, value_name = "IMAGE")]
+    pub image: Option<String>,
+    /// Leave it cordoned also if it passes
+    #[arg(long)]
+    pub keep_cordoned: bool,
+    /// Why
+    #[command(flatten)]
+    pub why: Why,
+    /// The test, which passes with exit code 0 [default: GPUs, memory, disk, and the way to the control plane]
+    #[arg(last = true, value_name = "COMMAND")]
+    pub command: Vec<String>,
 }
 
 /// `env`

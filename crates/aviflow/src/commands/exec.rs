@@ -35,7 +35,7 @@ pub fn exec(app: &App, args: ExecArgs) -> Result<ExitCode> {
     Err(lost("it ended before the command"))
 }
 
-fn write(out: &mut impl Write, data: &str) -> Result<()> {
+pub(super) fn write(out: &mut impl Write, data: &str) -> Result<()> {
     let bytes =
         STANDARD.decode(data).map_err(|e| Failure::platform(format!("output of the command came damaged: {e}")))?;
     if out.write_all(&bytes).and_then(|()| out.flush()).is_err() {

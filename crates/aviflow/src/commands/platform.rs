@@ -1,6 +1,6 @@
 //! `node` and `env`.
 
-use super::{App, drain, table};
+use super::{App, check, drain, table};
 use crate::cli::{EnvCommand, Format, NodeCommand};
 use crate::error::Result;
 use crate::output::print;
@@ -23,6 +23,7 @@ pub fn node(app: &App, command: Option<NodeCommand>) -> Result<()> {
         NodeCommand::Uncordon { nodes, why } => {
             act(app, &nodes, &NodeAction::Uncordon { reason: why.reason }, "uncordoned")
         }
+        NodeCommand::Check(args) => check::check(app, args),
         NodeCommand::Drain(args) => drain::drain(app, args),
         NodeCommand::Drains { output } => drain::drains(app, output.format),
         NodeCommand::Undrain { drain, why } => drain::undrain(app, &drain, why),

@@ -6,13 +6,17 @@ use aviflow_core::model::JobId;
 use aviflow_engine::telemetry::StreamKey;
 use aviflow_link::ExecStream;
 use aviflow_local::LocalHandle;
-use aviflow_server::{Body, BodyAgent, ExecRefusal, ExecTarget};
+use aviflow_server::{Body, BodyAgent, ExecRefusal, ExecTarget, NodeTest};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use std::future::Future;
+use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::pin::Pin;
+use std::process::Stdio;
 use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncReadExt};
+use tokio::process::{Child, Command};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
@@ -45,6 +49,38 @@ impl Body for Local {
         Ok(frames(stream.map_err(|e| ExecRefusal(e.to_string()))?, &self.runtime))
     }
 
+    fn check(&self, test: NodeTest) -> Result<mpsc::Receiver<ExecFrame>, ExecRefusal> {
+        let mut command = match test.run.split_first() {
+            Some((program, args)) => {
+                let mut command = Command::new(program);
+                command.args(args);
+                command
+            }
+            None => {
+                let own =
+                    std::env::current_exe().map_err(|e| ExecRefusal(format!("this program cannot be found: {e}")))?;
+                let mut command = Command::new(own);
+                command.args(["node-probe", "--virtual", "--gpus", &test.gpus.to_string()]);
+                command
+            }
+        };
+        command.env("AVIFLOW_NODE", &test.node).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        // Whoever goes away ends the test.
+        command.kill_on_drop(true);
+        let _context = self.runtime.enter();
+        let child = command.spawn();
+        let child = child.map_err(|e| ExecRefusal(format!("the test of {} cannot be started: {e}", test.node)))?;
+        let (sender, receiver) = mpsc::channel(FRAMES);
+        self.runtime.spawn(async move {
+            let tested = run_test(child, sender.clone());
+            tokio::select! {
+                () = tested => {}
+                () = sender.closed() => {}
+            }
+        });
+        Ok(receiver)
+    }
+
     fn volumes(&self, job: JobId) -> PathBuf {
         self.handle.volumes(job)
     }
@@ -73,6 +109,30 @@ impl Body for Local {
                 tokio::time::sleep(LOOK).await;
             }
         })
+    }
+}
+
+/// Hands on what a test writes, and how it ends.
+async fn run_test(mut child: Child, to: mpsc::Sender<ExecFrame>) {
+    let (out, err) = (child.stdout.take(), child.stderr.take());
+    tokio::join!(
+        hand_on(out, &to, |data| ExecFrame::Stdout { data }),
+        hand_on(err, &to, |data| ExecFrame::Stderr { data })
+    );
+    let end = match child.wait().await {
+        Ok(status) => ExecFrame::Exit { code: status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0)) },
+        Err(e) => ExecFrame::Failed { reason: format!("how it ended cannot be told: {e}") },
+    };
+    let _ = to.send(end).await;
+}
+
+async fn hand_on(from: Option<impl AsyncRead + Unpin>, to: &mpsc::Sender<ExecFrame>, frame: fn(String) -> ExecFrame) {
+    let Some(mut from) = from else { return };
+    let mut chunk = vec![0; 32 << 10];
+    while let Ok(read) = from.read(&mut chunk).await {
+        if read == 0 || to.send(frame(STANDARD.encode(&chunk[..read]))).await.is_err() {
+            return;
+        }
     }
 }
 

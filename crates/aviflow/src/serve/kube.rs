@@ -13,6 +13,7 @@ use aviflow_core::time::{Span, Time};
 use aviflow_engine::driver::Handle;
 use aviflow_engine::ports::{ActKind, Observation};
 use aviflow_engine::telemetry::StreamKey;
+use aviflow_kube::check::{Check, Said};
 use aviflow_kube::depot::Objects;
 use aviflow_kube::documents::{self, Documents, Journal};
 use aviflow_kube::fence::FENCE_AFTER;
@@ -21,9 +22,13 @@ use aviflow_kube::mirror::{self, Mirror};
 use aviflow_kube::pod::Site;
 use aviflow_kube::{Client, KubeCluster, KubeConfig, KubeHandle, Listeners};
 use aviflow_link::Durable;
-use aviflow_server::{Applied, Applies, Asked, Body, BodyAgent, ExecRefusal, ExecTarget, Identities, Unavailable};
+use aviflow_server::{
+    Applied, Applies, Asked, Body, BodyAgent, ExecRefusal, ExecTarget, Identities, NodeTest, Unavailable,
+};
 use aviflow_store::FileTelemetry;
 use aviflow_store::read::{ActFilter, Reader};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use std::future::Future;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -204,6 +209,26 @@ impl Body for Kube {
         let stdin = super::body::stdin(&exec)?;
         let stream = self.handle.exec(key, exec.rank, exec.argv, &stdin);
         Ok(super::body::frames(stream.map_err(|e| ExecRefusal(e.to_string()))?, &self.runtime))
+    }
+
+    fn check(&self, test: NodeTest) -> std::result::Result<mpsc::Receiver<ExecFrame>, ExecRefusal> {
+        let NodeTest { node, image, run, gpus: _ } = test;
+        let mut said = self.handle.check(Check { node, image, run });
+        let (sender, frames) = mpsc::channel(1);
+        self.runtime.spawn(async move {
+            while let Some(said) = said.recv().await {
+                let frame = match said {
+                    Said::Output(bytes) => ExecFrame::Stdout { data: STANDARD.encode(bytes) },
+                    Said::Ended(code) => ExecFrame::Exit { code },
+                    Said::Failed(reason) => ExecFrame::Failed { reason },
+                };
+                // Dropping `said` ends the test.
+                if sender.send(frame).await.is_err() {
+                    return;
+                }
+            }
+        });
+        Ok(frames)
     }
 
     fn volumes(&self, job: JobId) -> PathBuf {

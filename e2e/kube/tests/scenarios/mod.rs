@@ -1,5 +1,6 @@
 //! What is tested.
 
+mod care;
 mod crashes;
 mod cut;
 mod doctor;
@@ -42,6 +43,11 @@ pub const ALL: &[(&str, Test)] = &[
     ("a_worker_that_takes_too_much_memory_says_so", trouble::a_worker_that_takes_too_much_memory_says_so),
     ("an_image_without_a_shell_runs_as_anybody", trouble::an_image_without_a_shell_runs_as_anybody),
     ("a_broken_device_is_left_alone", trouble::a_broken_device_is_left_alone),
+    ("a_job_that_may_not_be_suspended_holds_a_drain_up", care::a_job_that_may_not_be_suspended_holds_a_drain_up),
+    ("a_new_driver_finds_a_node_empty", care::a_new_driver_finds_a_node_empty),
+    ("a_pod_of_higher_priority_takes_a_workers_place", care::a_pod_of_higher_priority_takes_a_workers_place),
+    ("a_node_that_is_removed_comes_back", care::a_node_that_is_removed_comes_back),
+    ("a_node_is_checked_before_it_takes_work_again", care::a_node_is_checked_before_it_takes_work_again),
     ("a_control_plane_may_die_at_any_time", crashes::a_control_plane_may_die_at_any_time),
     ("the_apiserver_may_be_away", crashes::the_apiserver_may_be_away),
     ("a_node_that_is_cut_off_runs_nothing_twice", cut::a_node_that_is_cut_off_runs_nothing_twice),

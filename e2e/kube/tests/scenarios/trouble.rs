@@ -10,7 +10,7 @@ use aviflow_testcluster::until;
 use serde_json::{Value, json};
 
 /// What ended attempts of a job.
-fn counters(world: &World, name: &str) -> Result<Value> {
+pub(super) fn counters(world: &World, name: &str) -> Result<Value> {
     Ok(world.plane.json(&["show", name])?["counters"].clone())
 }
 
@@ -26,7 +26,7 @@ fn pod(world: &World, job: &str) -> Result<String> {
 }
 
 /// Ends what a test left, and waits until nothing of it is left.
-fn over(world: &mut World, job: &str) -> Result<()> {
+pub(super) fn over(world: &mut World, job: &str) -> Result<()> {
     world.cluster.kubectl_ok(&["delete", "trainingjob", job])?;
     until("nothing is left of it", LONGEST, || Ok(world.cluster.pods()?.is_empty().then_some(())))?;
     balanced(world)
@@ -64,6 +64,9 @@ pub fn a_deleted_pod_is_no_failure(world: &mut World) -> Result<()> {
     let shown = world.plane.ok(&["show", "robbed"])?;
     // Its agent may say that it was asked to end before the apiserver says by whom.
     ensure!(shown.contains("somebody deleted its pod") || shown.contains("asked to end (SIGTERM)"), "{shown}");
+    // A checkpoint needs all of them: the other worker was asked to save as well, before either ended.
+    let log = world.plane.ok(&["logs", "robbed", "--attempt", "1"])?;
+    ensure!(log.matches("saved").count() == 2, "{log}");
     over(world, "robbed")
 }
 

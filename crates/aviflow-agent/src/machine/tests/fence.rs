@@ -250,3 +250,20 @@ fn a_restart_that_was_to_follow_does_not() {
     let out = words(&machine.on(swept(0), AFTER + 10));
     assert!(out.starts_with("write(2)"), "{out}");
 }
+
+#[test]
+fn ranks_that_start_after_the_fence_end_as_soon_as_those_before() {
+    let mut machine = Machine::new(gang(), 42);
+    let starting = [
+        (0, opened(), "hello(0,false)"),
+        (5, welcome_pinged(), ""),
+        (5, ping(1, 0), "pong(1)"),
+        (5, start(7, 1), "spawn(1)"),
+        (5, Input::Closed, ""),
+    ];
+    run(&mut machine, &starting);
+    let fenced_at = AFTER + 5;
+    machine.on(Input::Timer, fenced_at);
+    assert_eq!(words(&machine.on(Input::Spawned, fenced_at + 1500)), "term(2) term(3)");
+    assert_eq!(machine.next_timer(), Some(fenced_at + BROKEN_GRACE_MS), "not later for having begun later");
+}

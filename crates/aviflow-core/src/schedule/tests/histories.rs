@@ -315,8 +315,11 @@ pub(super) fn apply(w: &mut World, c: &Cluster, n: usize, op: &Op) {
             w.turn();
         }
         Op::Close(i, on) => {
+            // Every other node for something that needs it empty.
+            let now = w.now;
             w.set(node(i), |n| {
                 n.closed = on.then(|| "cordoned by kubectl".to_owned());
+                n.vacate = (*on && n.id.0 % 2 == 0).then_some(now);
                 n.condition = condition(n);
             });
             w.turn();
@@ -416,6 +419,7 @@ pub(super) fn calm(w: &mut World, c: &Cluster) {
             n.drain = None;
             n.cordoned = false;
             n.closed = None;
+            n.vacate = None;
             n.others = 0;
             n.condition = if n.condition == NodeCondition::Gone { n.condition } else { NodeCondition::Ready };
         });

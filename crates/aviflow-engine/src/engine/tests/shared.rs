@@ -16,7 +16,7 @@ impl World {
     }
 
     fn close(&mut self, node: &str, reason: Option<&str>) -> Turn {
-        self.observe(Observation::NodeClosed { name: node.into(), reason: reason.map(str::to_owned) })
+        self.observe(Observation::NodeClosed { name: node.into(), reason: reason.map(str::to_owned), vacate: false })
     }
 
     fn label(&mut self, node: &str, pool: &str, gpus: u32, path: &[&str]) -> Turn {
@@ -155,6 +155,7 @@ fn who_closed_a_node_opens_it() {
     world.nothing(Input::Observe(Observation::NodeClosed {
         name: "n1".into(),
         reason: Some("cordoned by kubectl".into()),
+        vacate: false,
     }));
     let cordon = |cordoned| Input::Cordon { node: "n1".into(), cordoned, by: ops(), reason: None };
     world.ask(cordon(true));
@@ -265,4 +266,20 @@ fn a_refused_start_waits_in_its_old_place_and_says_why() {
     world.end(job, true);
     assert_eq!((world.phase(job), world.job(job).counters.suspensions), ("Queued", 1));
     assert_eq!(world.job(job).submitted, Time(1_000));
+}
+
+#[test]
+fn since_when_others_want_a_node_empty_is_kept() {
+    let mut world = World::new();
+    let closed = |reason: Option<&str>, vacate| {
+        Input::Observe(Observation::NodeClosed { name: "n1".into(), reason: reason.map(str::to_owned), vacate })
+    };
+    let asked = world.now;
+    world.turn(&[closed(Some("a new driver: wait-for-jobs-required"), true)]);
+    world.now = world.now + Span::seconds(5);
+    world.turn(&[closed(Some("a new driver: pod-restart-required"), true)]);
+    world.restart();
+    assert_eq!(world.node("n1").vacate, Some(asked), "not anew with each word of it");
+    world.turn(&[closed(None, true)]);
+    assert_eq!((world.node("n1").vacate, world.node("n1").condition), (None, NodeCondition::Ready));
 }

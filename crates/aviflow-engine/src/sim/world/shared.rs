@@ -24,7 +24,7 @@ pub(super) struct Site {
 #[derive(Debug, Default)]
 pub(in crate::sim) struct Said {
     pub(in crate::sim) others: BTreeMap<String, u32>,
-    pub(in crate::sim) closed: BTreeMap<String, Option<String>>,
+    pub(in crate::sim) closed: BTreeMap<String, (Option<String>, bool)>,
     pub(in crate::sim) path: BTreeMap<String, Vec<String>>,
 }
 
@@ -37,8 +37,8 @@ impl Said {
             Observation::NodeForeign { name, gpus } => {
                 self.others.insert(name.clone(), *gpus);
             }
-            Observation::NodeClosed { name, reason } => {
-                self.closed.insert(name.clone(), reason.clone());
+            Observation::NodeClosed { name, reason, vacate } => {
+                self.closed.insert(name.clone(), (reason.clone(), *vacate));
             }
             Observation::NodeGone { .. }
             | Observation::NodeHealth { .. }
@@ -84,7 +84,12 @@ impl World {
     pub(super) fn site_seen(&self, node: u32) -> [Observation; 2] {
         let (name, site) = (format!("n{node}"), self.sites.get(&node).cloned().unwrap_or_default());
         let reason = site.closed.then(|| "cordoned by others".to_owned());
-        [Observation::NodeForeign { name: name.clone(), gpus: site.others }, Observation::NodeClosed { name, reason }]
+        // Every other node is closed for something that needs it empty.
+        let vacate = site.closed && node % 2 == 0;
+        [
+            Observation::NodeForeign { name: name.clone(), gpus: site.others },
+            Observation::NodeClosed { name, reason, vacate },
+        ]
     }
 
     /// The cluster does not take a worker, or cannot make it.
@@ -150,7 +155,10 @@ impl World {
     pub(in crate::sim) fn believed(said: &Said, snapshot: &Snapshot) -> Vec<String> {
         let wrong = |node: &Node| {
             let others = said.others.get(&node.name).is_some_and(|o| *o != node.others);
-            let closed = said.closed.get(&node.name).is_some_and(|c| *c != node.closed);
+            let closed = said
+                .closed
+                .get(&node.name)
+                .is_some_and(|(reason, vacate)| *reason != node.closed || *vacate != node.vacate.is_some());
             let path = said.path.get(&node.name).is_some_and(|p| *p != node.reported);
             (others || closed || path).then(|| format!("of {} {said:?} was said, and it is {node:?}", node.name))
         };

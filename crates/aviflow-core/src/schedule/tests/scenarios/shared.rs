@@ -86,6 +86,29 @@ fn a_node_that_others_close_takes_no_new_work_and_what_runs_goes_on() {
     see(&mut w, "there runs, j runs");
 }
 
+/// As in a drain that has begun: after the next checkpoint, or when patience is over; what may not be suspended stays.
+#[test]
+fn a_node_that_others_want_empty_is_left_after_a_checkpoint() {
+    for wanted in [true, false] {
+        let mut w = cluster(1, &[]);
+        w.put(job("stays", 2).fixed(), &[(1, Slots(0x03))]);
+        w.put(job("leaves", 4).saves_every(10), &[(1, Slots(0x3C))]);
+        w.minutes(33);
+        let now = w.now;
+        w.set(NodeId(1), |n| n.vacate = Some(now));
+        close(&mut w, 1, Some("a new driver"));
+        assert_eq!((w.evictions("leaves"), w.evictions("stays")), (1, 0));
+        see(&mut w, "leaves runs, stays runs");
+        if !wanted {
+            // Called off before anybody had to leave.
+            w.set(NodeId(1), |n| n.vacate = None);
+            close(&mut w, 1, None);
+        }
+        w.minutes(20);
+        see(&mut w, if wanted { "leaves waits, stays runs" } else { "leaves runs, stays runs" });
+    }
+}
+
 /// Whatever a victim gave up would be others' at once: nobody is turned out for that.
 #[test]
 fn nobody_leaves_for_gpus_that_others_would_have() {

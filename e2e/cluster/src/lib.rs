@@ -37,11 +37,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// Programs that are not built here, and Debian's packages of them.
-const PROGRAMS: [(&str, &str); 8] = [
+const PROGRAMS: [(&str, &str); 9] = [
     ("containerd", "containerd"),
     ("ctr", "containerd"),
     ("runc", "runc"),
     ("ip", "iproute2"),
+    ("iptables", "iptables"),
     ("openssl", "openssl"),
     ("docker-registry", "docker-registry"),
     ("unshare", "util-linux"),

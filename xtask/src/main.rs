@@ -1,12 +1,13 @@
 //! The project's own tasks. `cargo xtask` lists them.
 //!
-//! This program compiles in seconds and depends on none of the crates it
-//! drives: it knows them by their commands, as a person at a terminal does.
+//! This program depends on none of the crates it drives: it knows them by their
+//! commands, as a person at a terminal does.
 
 mod bench;
 mod control;
 mod demo;
 mod docs;
+mod image;
 mod kube;
 mod picture;
 mod proc;
@@ -32,6 +33,8 @@ usage: cargo xtask TASK
   kube up|down|status          a real Kubernetes on this machine, with two nodes and 16 GPUs that are not there
   kube binaries                build the programs that it needs
   deploy                       write the definitions, and deploy/aviflow.yaml of the chart; needs helm
+  image [--push REGISTRY/NAME:TAG] [--output FILE.tar|DIR] [--debug]
+                               the image of the control plane and the agent, without Docker
   picture                      run a session in a terminal and draw it: docs/images/demo.svg
 ";
 
@@ -77,6 +80,7 @@ fn run(args: &[String]) -> Result<u8> {
         },
         "kube" => kube::run(rest),
         "deploy" => deploy(),
+        "image" => image::run(rest),
         "picture" => picture::run(),
         "help" | "--help" | "-h" => {
             print!("{USAGE}");

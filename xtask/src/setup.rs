@@ -33,7 +33,7 @@ const NEEDS: [Need; 3] = [
 ];
 
 /// What a cluster for tests needs beside it. Go, of which Debian's is too old, is no package.
-const KUBE: [Need; 7] = [
+const KUBE: [Need; 8] = [
     Need { what: "containerd", debian: &["containerd"], here: || system("containerd") && system("ctr") },
     Need { what: "runc", debian: &["runc"], here: || system("runc") },
     Need {
@@ -42,6 +42,7 @@ const KUBE: [Need; 7] = [
         here: || ["/usr/lib/cni", "/opt/cni/bin"].iter().any(|folder| Path::new(folder).join("bridge").exists()),
     },
     Need { what: "ip", debian: &["iproute2"], here: || system("ip") },
+    Need { what: "iptables", debian: &["iptables"], here: || system("iptables") },
     Need { what: "openssl", debian: &["openssl"], here: || system("openssl") },
     Need { what: "mmdebstrap, for images", debian: &["mmdebstrap"], here: || system("mmdebstrap") },
     Need { what: "docker-registry", debian: &["docker-registry"], here: || system("docker-registry") },

@@ -20,6 +20,7 @@
 //! | [`site`] | who an agent is |
 //! | [`identity`] | who asks through the API, and what he may |
 //! | [`reach`] | the way from a person's machine to the control plane |
+//! | [`own`] | the control plane's own pod |
 //! | [`depot`] | where pods fetch their code |
 //! | [`namespace`] | what a namespace needs before job pods can be in it |
 //! | [`mirror`] | objects become jobs, jobs have objects |
@@ -48,6 +49,7 @@ pub mod names;
 pub mod namespace;
 pub mod object;
 pub mod observe;
+pub mod own;
 pub mod pod;
 pub mod profile;
 pub mod reach;

@@ -32,6 +32,8 @@ pub const DOCUMENT_FINALIZER: &str = "aviflow.dev/document";
 pub const AGREED: &str = "aviflow.dev/agreed";
 /// Taint of a node whose GPUs are all kept for a gang.
 pub const KEEP_TAINT: &str = "aviflow.dev/keep";
+/// The container of the control plane in its own pod.
+pub const CONTAINER: &str = "aviflow";
 /// The audience of the tokens of job pods.
 pub const AUDIENCE: &str = "aviflow";
 

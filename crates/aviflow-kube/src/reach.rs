@@ -6,7 +6,7 @@
 
 use k8s_openapi::api::core::v1::{Pod, Service};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
-use kube::api::ListParams;
+use kube::api::{ListParams, Portforwarder};
 use kube::client::{Body, ConfigExt as _};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
@@ -49,17 +49,30 @@ impl Way {
     /// Listens on this machine, for the control plane behind a Service, as long as the runtime lives.
     ///
     /// # Errors
-    /// If the Service has no pod that is ready, or may not be looked at.
+    /// If the Service has no pod that is ready, or may not be looked at, or the way to the pod is refused.
     pub async fn listen(self, namespace: &str, service: &str) -> Result<SocketAddr, String> {
         let (pod, port) = self.behind(namespace, service).await?;
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await;
         let listener = listener.map_err(|e| format!("no port of this machine can be had: {e}"))?;
         let address = listener.local_addr().map_err(|e| e.to_string())?;
         let pods: Api<Pod> = Api::namespaced(self.client, namespace);
+        // Now, as later there is nobody to tell why it cannot be had.
+        let first = pods.portforward(&pod, &[port]).await;
+        let mut first = Some(
+            first.map_err(|e| format!("the way through the apiserver to the pod {namespace}/{pod} is refused: {e}"))?,
+        );
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                let (pods, pod) = (pods.clone(), pod.clone());
-                tokio::spawn(async move { forward(&pods, &pod, port, stream).await });
+                let (pods, pod, first) = (pods.clone(), pod.clone(), first.take());
+                tokio::spawn(async move {
+                    let forwarder = match first {
+                        Some(forwarder) => Ok(forwarder),
+                        None => pods.portforward(&pod, &[port]).await,
+                    };
+                    if let Ok(forwarder) = forwarder {
+                        forward(forwarder, port, stream).await;
+                    }
+                });
             }
         });
         Ok(address)
@@ -125,8 +138,7 @@ fn port_of(pod: &Pod, target: &IntOrString) -> Option<u16> {
 }
 
 /// Carries one connection. Whoever speaks through it sees it end if the way is gone.
-async fn forward(pods: &Api<Pod>, pod: &str, port: u16, mut stream: TcpStream) {
-    let Ok(mut forwarder) = pods.portforward(pod, &[port]).await else { return };
+async fn forward(mut forwarder: Portforwarder, port: u16, mut stream: TcpStream) {
     let Some(mut upstream) = forwarder.take_stream(port) else { return };
     // An end on either side is the end of the connection.
     let _ = tokio::io::copy_bidirectional(&mut stream, &mut upstream).await;

@@ -190,8 +190,9 @@ fn through(name: &str, way: &KubeWay, token: Option<String>, namespace: Option<S
         .build()
         .or_fail(|| "threads cannot be started".to_owned())?;
     let failed = |why: String| {
-        Failure::platform(format!("the control plane of context `{name}` cannot be reached: {why}"))
-            .help("the way needs `get` on the Service, `list` on pods and `create` on pods/portforward there")
+        Failure::platform(format!("the control plane of context `{name}` cannot be reached: {why}")).help(format!(
+            "the way needs `get` on services, `list` on pods, `get` and `create` on pods/portforward in `{system}`"
+        ))
     };
     let found = runtime.block_on(Way::find(way.kubeconfig.as_deref(), way.context.as_deref())).map_err(failed)?;
     let token = token.or_else(|| found.token.clone()).ok_or_else(|| {

@@ -26,6 +26,8 @@ pub enum Binary {
     Scheduler,
     /// kubelet.
     Kubelet,
+    /// kube-proxy.
+    Proxy,
     /// kubectl.
     Kubectl,
     /// etcd.
@@ -68,7 +70,7 @@ const PAUSE: &[(&str, &str)] =
 
 impl Binary {
     /// What a cluster needs.
-    pub const CLUSTER: [Binary; 8] = [
+    pub const CLUSTER: [Binary; 9] = [
         Binary::Pause,
         Binary::DevicePlugin,
         Binary::Etcd,
@@ -76,6 +78,7 @@ impl Binary {
         Binary::Scheduler,
         Binary::ControllerManager,
         Binary::Kubelet,
+        Binary::Proxy,
         Binary::Apiserver,
     ];
 
@@ -89,6 +92,7 @@ impl Binary {
             Binary::ControllerManager => "kube-controller-manager",
             Binary::Scheduler => "kube-scheduler",
             Binary::Kubelet => "kubelet",
+            Binary::Proxy => "kube-proxy",
             Binary::Kubectl => "kubectl",
             Binary::Etcd => "etcd",
             Binary::DevicePlugin => "device-plugin",
@@ -108,6 +112,7 @@ impl Binary {
             | Binary::ControllerManager
             | Binary::Scheduler
             | Binary::Kubelet
+            | Binary::Proxy
             | Binary::Kubectl
             | Binary::DevicePlugin
             | Binary::Pause => versions::KUBERNETES,
@@ -120,6 +125,7 @@ impl Binary {
             Binary::ControllerManager => Source::kubernetes("k8s.io/kubernetes/cmd/kube-controller-manager"),
             Binary::Scheduler => Source::kubernetes("k8s.io/kubernetes/cmd/kube-scheduler"),
             Binary::Kubelet => Source::kubernetes("k8s.io/kubernetes/cmd/kubelet"),
+            Binary::Proxy => Source::kubernetes("k8s.io/kubernetes/cmd/kube-proxy"),
             Binary::Kubectl => Source::kubernetes("k8s.io/kubernetes/cmd/kubectl"),
             Binary::Etcd => Source::Module { files: ETCD, package: "." },
             Binary::DevicePlugin => Source::Module { files: DEVICE_PLUGIN, package: "." },

@@ -1,8 +1,8 @@
 //! The control plane: etcd, kube-apiserver, kube-controller-manager, kube-scheduler and a registry of images, in
 //! one space with the bridge that joins all nodes.
 //!
-//! There is no kube-proxy and no DNS. The address of the service `kubernetes` is one of this space, and the
-//! apiserver listens on its port, so that clients in pods find it as usual; other services have no address.
+//! There is no DNS. The address of the service `kubernetes` is one of this space too, and the apiserver listens on its
+//! port, so that it is found from this machine; other services have an address on nodes alone.
 
 use crate::Options;
 use crate::binaries::Binary;

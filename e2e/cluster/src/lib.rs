@@ -14,9 +14,7 @@ mod control;
 pub mod images;
 mod instance;
 mod node;
-pub mod oci;
 mod pki;
-mod registry;
 mod run;
 mod space;
 pub mod versions;
@@ -27,10 +25,10 @@ use crate::instance::Instance;
 pub use crate::node::Node;
 use crate::node::lock;
 use crate::pki::Authority;
-pub use crate::registry::Registry;
 pub use crate::run::until;
 use crate::run::which;
 use anyhow::{Context as _, Result, bail};
+pub use aviflow_image::{Registry, oci};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -39,11 +37,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// Programs that are not built here, and Debian's packages of them.
-const PROGRAMS: [(&str, &str); 8] = [
+const PROGRAMS: [(&str, &str); 9] = [
     ("containerd", "containerd"),
     ("ctr", "containerd"),
     ("runc", "runc"),
     ("ip", "iproute2"),
+    ("iptables", "iptables"),
     ("openssl", "openssl"),
     ("docker-registry", "docker-registry"),
     ("unshare", "util-linux"),
@@ -277,7 +276,7 @@ impl Cluster {
 
     /// The registry from which nodes pull.
     pub fn registry(&self) -> Registry {
-        Registry::at(format!("{}:{REGISTRY}", self.site.instance.control()))
+        Registry::at(&format!("{}:{REGISTRY}", self.site.instance.control()), true)
     }
 
     /// Kills the apiserver.

@@ -1,4 +1,4 @@
-//! A node: containerd, kubelet and the plugin of its GPUs in a space of their own, like a machine.
+//! A node: containerd, kubelet, kube-proxy and the plugin of its GPUs in a space of their own, like a machine.
 //!
 //! Its disk is a folder that outlives its death; what a machine keeps in memory (`/run`, the addresses of pods,
 //! control groups) is gone with it. Each start has a boot id of its own.
@@ -47,6 +47,7 @@ struct Running {
     containerd: Process,
     plugin: Option<Process>,
     kubelet: Option<Process>,
+    proxy: Option<Process>,
     boot_id: String,
     // Last: it ends all that is above.
     space: Space,
@@ -116,6 +117,9 @@ impl Node {
         let Some(running) = state.running.as_mut() else { bail!("{} is not running; `start` it", self.name()) };
         if running.kubelet.is_none() {
             running.kubelet = Some(self.spawn_kubelet(&running.space)?);
+        }
+        if running.proxy.is_none() {
+            running.proxy = Some(self.spawn_proxy(&running.space)?);
         }
         Ok(())
     }
@@ -243,7 +247,7 @@ impl Node {
         lock(&self.state).running.is_some()
     }
 
-    /// Everything but the kubelet, which needs the apiserver.
+    /// Everything but what needs the apiserver: kubelet and kube-proxy.
     pub(crate) fn boot(&self) -> Result<()> {
         let mut state = lock(&self.state);
         if state.running.is_some() {
@@ -260,7 +264,9 @@ impl Node {
              for d in /run /var/lib /var/log; do mount -t tmpfs -o mode=755 node $d; done\n\
              mkdir /var/lib/kubelet /var/lib/cni /run/netns\n\
              mount --bind {folder}/kubelet /var/lib/kubelet\nmount --bind {folder}/log /var/log\n\
-             echo 1 > /proc/sys/net/ipv4/ip_forward\nip link set lo up\n",
+             echo 1 > /proc/sys/net/ipv4/ip_forward\nip link set lo up\n\
+             # Answers of a pod on the same node go back through the address that was asked.\n\
+             echo 1 > /proc/sys/net/bridge/bridge-nf-call-iptables\n",
             folder = self.folder().display(),
         );
         let pause = Binary::Pause.path()?;
@@ -278,7 +284,7 @@ impl Node {
         })?;
         self.load(&self.site.pause)?;
         let plugin = if self.options.gpus > 0 { Some(self.spawn_plugin(&space)?) } else { None };
-        state.running = Some(Running { containerd, plugin, kubelet: None, boot_id, space });
+        state.running = Some(Running { containerd, plugin, kubelet: None, proxy: None, boot_id, space });
         Ok(())
     }
 
@@ -289,7 +295,12 @@ impl Node {
             let mut state = lock(&self.state);
             let running = state.running.as_mut().with_context(|| format!("{} was killed", self.name()))?;
             running.containerd.check()?;
-            running.plugin.iter_mut().chain(&mut running.kubelet).try_for_each(Process::check)?;
+            running
+                .plugin
+                .iter_mut()
+                .chain(&mut running.kubelet)
+                .chain(&mut running.proxy)
+                .try_for_each(Process::check)?;
             let booted = |node: &Value| node["status"]["nodeInfo"]["bootID"] == running.boot_id.as_str();
             let node = self.object()?.filter(|node| booted(node) && is_ready(node) && gpus(node) == healthy);
             Ok(node.map(|_| ()))
@@ -344,6 +355,26 @@ impl Node {
             args.push(format!("--node-labels={}", labels.join(",")));
         }
         space.spawn("kubelet", &Binary::Kubelet.path()?, &args)
+    }
+
+    /// Gives services their addresses on this node.
+    fn spawn_proxy(&self, space: &Space) -> Result<Process> {
+        let server = format!("https://{}", self.site.instance.control());
+        let kubeconfig = self.site.authority.kubeconfig(&server, "system:kube-proxy", &[])?;
+        let config = self.folder().join("kube-proxy.json");
+        let text = json!({
+            "apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration",
+            "clientConnection": {"kubeconfig": kubeconfig},
+            "hostnameOverride": self.name(), "mode": "iptables",
+            // Every 30 s it would look at all rules again; changes come at once.
+            "iptables": {"minSyncPeriod": "0s", "localhostNodePorts": false},
+            "detectLocalMode": "ClusterCIDR", "clusterCIDR": self.site.instance.network(),
+            // The machine's own limits stay.
+            "conntrack": {"maxPerCore": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
+            "healthzBindAddress": "", "metricsBindAddress": "",
+        });
+        fs::write(&config, format!("{text:#}"))?;
+        space.spawn("kube-proxy", &Binary::Proxy.path()?, &[format!("--config={}", config.display())])
     }
 
     /// Writes all configuration, and what a boot makes anew.

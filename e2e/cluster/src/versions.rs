@@ -3,7 +3,7 @@
 //! The modules in `e2e/go` and `e2e/device-plugin` name them once more, with the checksums of all that they
 //! depend on; a test compares.
 
-/// Kubernetes: kube-apiserver, kube-controller-manager, kube-scheduler, kubelet, kubectl.
+/// Kubernetes: kube-apiserver, kube-controller-manager, kube-scheduler, kubelet, kube-proxy, kubectl.
 pub const KUBERNETES: &str = "1.36.3";
 /// etcd. Debian's is too old for the streaming lists of a current kube-apiserver.
 pub const ETCD: &str = "3.6.8";

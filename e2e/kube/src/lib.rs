@@ -1,9 +1,11 @@
-//! A control plane on a real cluster, for tests: as a process of this machine, killed and started again at will.
+//! A control plane on a real cluster, for tests: as a process of this machine, killed and started again at will, and in
+//! a pod, as administrators install it.
 
+pub mod chart;
 mod local;
 mod plane;
 mod things;
 
 pub use local::Local;
-pub use plane::Plane;
-pub use things::{Phase, job};
+pub use plane::{LONGEST, Plane};
+pub use things::{Phase, job, knows_the_kinds};

@@ -1,8 +1,8 @@
 //! The control plane, and what a person does with it.
 
 use anyhow::{Context as _, Result, bail, ensure};
-use aviflow_testcluster::oci::{FileEntry, Image};
-use aviflow_testcluster::{Cluster, images, until};
+use aviflow_image::aviflow::Parts;
+use aviflow_testcluster::{Cluster, until};
 use serde_json::{Value, json};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -32,24 +32,16 @@ pub(crate) fn program(variable: &str) -> Result<PathBuf> {
 }
 
 impl Plane {
-    /// The image of this project, for the nodes of a cluster: a small Debian with the two programs.
+    /// The image of this project, of the two programs, for the nodes of a cluster.
     ///
     /// # Errors
     /// If it cannot be written.
     pub fn image(folder: &Path) -> Result<PathBuf> {
-        let file = |path: &str, from: &Path| -> Result<FileEntry> {
-            let content = fs::read(from).with_context(|| format!("{}", from.display()))?;
-            Ok(FileEntry { path: path.to_owned(), content, mode: 0o755 })
-        };
-        // Its symbols are most of it, and each node holds a copy in memory.
-        let stripped = folder.join("aviflow");
-        let strip = Command::new("strip").arg("-o").arg(&stripped).arg(program("AVIFLOW_BIN")?).status()?;
-        ensure!(strip.success(), "`strip` failed; it is part of binutils");
-        let files =
-            [file("/usr/bin/aviflow", &stripped)?, file("/usr/bin/aviflow-agent", &program("AVIFLOW_AGENT_BIN")?)?];
         let archive = folder.join("aviflow.tar");
-        let layer = images::debian(&["python3-minimal", "libpython3-stdlib"])?;
-        Image::scratch().layer(layer).files(&files)?.env(&["PATH=/usr/bin:/bin"]).write(IMAGE, &archive)?;
+        let (aviflow, agent) = (program("AVIFLOW_BIN")?, program("AVIFLOW_AGENT_BIN")?);
+        // Each node holds a copy in memory.
+        let parts = Parts { aviflow: &aviflow, agent: &agent, version: "test", revision: None, small: true };
+        aviflow_image::aviflow::image(&parts)?.write(IMAGE, &archive)?;
         Ok(archive)
     }
 

@@ -21,6 +21,19 @@ pub fn job(image: &str, name: &str, nodes: u32, gpus: u32, script: &str) -> Valu
     })
 }
 
+/// Waits until the apiserver takes jobs: its policies learn of kinds every half minute, also after it was started
+/// again.
+///
+/// # Errors
+/// If it never does.
+pub fn knows_the_kinds(cluster: &Cluster) -> Result<()> {
+    let try_out = job(&format!("x@sha256:{}", "0".repeat(64)), "try-out", 1, 1, "true").to_string();
+    until("the admission policies know the kind", LONGEST, || {
+        let taken = cluster.kubectl_with(&["create", "--dry-run=server", "-f", "-"], &try_out);
+        Ok(taken.ok().map(|_| ()))
+    })
+}
+
 /// Waiting for the phases of jobs.
 pub trait Phase {
     /// Waits until a job is in a phase; one that ends otherwise is an error.

@@ -3,7 +3,8 @@
 use super::Outcome;
 use super::count::Count;
 use crate::control::{self, Control, Profile};
-use crate::proc::{Ran, capture, cargo, command, must, target, tee, tee_unless_silent, which};
+use crate::image::static_agent;
+use crate::proc::{Ran, cargo, command, must, target, tee, tee_unless_silent, which};
 use crate::{docs, setup};
 use anyhow::{Context as _, Result, bail};
 use std::path::{Path, PathBuf};
@@ -182,23 +183,10 @@ pub fn kube() -> Result<Outcome> {
         bail!("the programs of a cluster could not be built");
     }
     let mut tests = cargo();
-    tests.env("AVIFLOW_BIN", control::build(Profile::Dev)?).env("AVIFLOW_AGENT_BIN", static_agent()?);
+    tests.env("AVIFLOW_BIN", control::build(Profile::Dev)?).env("AVIFLOW_AGENT_BIN", static_agent(Profile::Dev)?);
     tests.args(["test", "--locked", "--no-fail-fast"]);
     tests.args(ON_CLUSTERS.iter().flat_map(|package| ["--package", package]));
     counted(tests.args(["--", "--ignored"]))
-}
-
-/// The agent as it is copied into containers: without libraries of its own, so that it runs in any image.
-fn static_agent() -> Result<PathBuf> {
-    let host = capture(command("rustc").arg("-vV"))?;
-    let host = host.lines().find_map(|line| line.strip_prefix("host: ")).context("rustc names no host")?;
-    // A target that is named keeps the flags from programs that the build itself runs.
-    must(
-        cargo()
-            .args(["build", "--quiet", "--locked", "--package", "aviflow-agent", "--target", host])
-            .env("RUSTFLAGS", "-C target-feature=+crt-static"),
-    )?;
-    Ok(target()?.join(host).join("debug/aviflow-agent"))
 }
 
 /// The commands in the documents do what the documents say.

@@ -5,7 +5,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 
 /// What each crate may depend on of this workspace: the arrows of the architecture.
-const ARROWS: [(&str, &[&str]); 14] = [
+const ARROWS: [(&str, &[&str]); 15] = [
     ("aviflow-core", &[]),
     ("aviflow-replay", &["aviflow-core"]),
     ("aviflow-agent", &[]),
@@ -32,10 +32,12 @@ const ARROWS: [(&str, &[&str]); 14] = [
             "aviflow-agent",
         ],
     ),
-    ("xtask", &[]),
+    ("xtask", &["aviflow-image"]),
+    // It knows the programs as files.
+    ("aviflow-image", &[]),
     // Tests drive clusters with it; it knows Kubernetes and nothing of Aviflow.
-    ("aviflow-testcluster", &[]),
-    ("aviflow-e2e-kube", &["aviflow-testcluster"]),
+    ("aviflow-testcluster", &["aviflow-image"]),
+    ("aviflow-e2e-kube", &["aviflow-testcluster", "aviflow-image"]),
 ];
 
 /// All that the core may depend on.

@@ -308,13 +308,17 @@ pub struct KubeArgs {
     #[arg(long, env = "AVIFLOW_ADVERTISE", value_name = "IP", requires = "kube")]
     pub advertise: Option<IpAddr>,
 
-    /// The image with this program, which prepares job pods
+    /// The image with this program, which prepares job pods [default: that of this pod]
     #[arg(long, env = "AVIFLOW_IMAGE", value_name = "IMAGE", requires = "kube")]
     pub image: Option<String>,
 
     /// Aviflow's own namespace
     #[arg(long, env = "AVIFLOW_NAMESPACE", value_name = "NAME", default_value = "aviflow-system", requires = "kube")]
     pub kube_namespace: String,
+
+    /// The pod in which this runs, if it runs in one
+    #[arg(long, env = "AVIFLOW_POD", hide = true, value_name = "NAME", requires = "kube")]
+    pub pod: Option<String>,
 
     /// The queue of an object that names none
     #[arg(long, env = "AVIFLOW_DEFAULT_QUEUE", value_name = "NAME", default_value = "default", requires = "kube")]

@@ -107,9 +107,24 @@ fn lay_out(home: &Path) -> Result<(), Trouble> {
     write_hooks(&home.join("python")).map_err(disk("the hooks"))?;
     let text = serde_json::to_vec(&spec).map_err(|e| parse("the worker's spec", e))?;
     fs::write(folder.join(files::SPEC), text).map_err(disk("the worker's spec"))?;
-    // The image may run as anybody; this volume is the pod's alone.
     for open in [&folder, &target] {
-        fs::set_permissions(open, Permissions::from_mode(0o777)).map_err(disk("a folder"))?;
+        open_up(open).map_err(disk("a folder"))?;
+    }
+    Ok(())
+}
+
+/// Lets everybody write what is in a folder. The job's image runs as anybody, its root without the right to pass over
+/// permissions; and this volume is the pod's alone.
+fn open_up(folder: &Path) -> std::io::Result<()> {
+    fs::set_permissions(folder, Permissions::from_mode(0o777))?;
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let data = entry.metadata()?;
+        if data.is_dir() {
+            open_up(&entry.path())?;
+        } else if data.is_file() {
+            fs::set_permissions(entry.path(), Permissions::from_mode(data.permissions().mode() | 0o666))?;
+        }
     }
     Ok(())
 }
@@ -150,4 +165,31 @@ fn fetch(sha256: &str, path: &Path) -> Result<(), Trouble> {
         std::thread::sleep(PAUSE);
     }
     Err(Trouble::Passing(last))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn what_was_unpacked_is_everybodys() {
+        let folder = tempfile::tempdir().unwrap();
+        let outside = folder.path().join("outside");
+        let code = folder.path().join("code");
+        fs::create_dir_all(code.join("data")).unwrap();
+        for (path, mode) in [(outside.clone(), 0o600), (code.join("data/x"), 0o644), (code.join("run.sh"), 0o755)] {
+            fs::write(&path, "").unwrap();
+            fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+        }
+        symlink(&outside, code.join("link")).unwrap();
+        open_up(&code).unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        let check = |path: &str, expected: u32| assert_eq!(mode(&code.join(path)), expected, "{path}");
+        check("", 0o777);
+        check("data", 0o777);
+        check("data/x", 0o666);
+        check("run.sh", 0o777);
+        assert_eq!(mode(&outside), 0o600, "a link is not followed");
+    }
 }

@@ -19,6 +19,7 @@ use aviflow_kube::documents::{self, Documents, Journal};
 use aviflow_kube::fence::FENCE_AFTER;
 use aviflow_kube::identity::Reviews;
 use aviflow_kube::mirror::{self, Mirror};
+use aviflow_kube::own;
 use aviflow_kube::pod::Site;
 use aviflow_kube::{Client, KubeCluster, KubeConfig, KubeHandle, Listeners};
 use aviflow_link::Durable;
@@ -39,7 +40,7 @@ use tokio::net::TcpListener;
 use tokio::runtime::{Handle as Threads, Runtime};
 use tokio::sync::mpsc;
 
-/// The image where none is named: that of this version.
+/// The image where none is named, of a control plane outside of the cluster: that of this version.
 const IMAGE: &str = concat!("ghcr.io/aviflow/aviflow:", env!("CARGO_PKG_VERSION"));
 
 /// Bytes of log that an agent keeps in its pod while the control plane is away.
@@ -82,7 +83,7 @@ pub fn ground(
     let site = Site {
         agents: SocketAddr::new(ip, agents.port()).to_string(),
         depot: format!("http://{}", SocketAddr::new(ip, depot.port())),
-        image: args.image.clone().unwrap_or_else(|| IMAGE.to_owned()),
+        image: image(&client, args, runtime)?,
         priority_class: args.priority_class.clone(),
         log_buffer: LOG_BUFFER,
         fence_after: args.fence_after.map_or(FENCE_AFTER, Span::seconds),
@@ -100,6 +101,18 @@ pub fn ground(
     let volumes = args.volumes.clone().unwrap_or_else(|| home.join("volumes"));
     let body = Arc::new(Kube { client: client.clone(), handle, runtime: runtime.handle().clone(), volumes });
     Ok((Ground { cluster: Box::new(cluster), body, nodes: None }, client))
+}
+
+/// The image with which job pods are prepared.
+fn image(client: &Client, args: &KubeArgs, runtime: &Runtime) -> Result<String> {
+    match (&args.image, &args.pod) {
+        (Some(image), _) => Ok(image.clone()),
+        (None, Some(pod)) => runtime.block_on(own::image(client, &args.kube_namespace, pod)).map_err(|e| {
+            Failure::new(format!("the image that job pods are prepared with is not known: {e}"))
+                .help("let the control plane's account get pods, or name the image with --image")
+        }),
+        (None, None) => Ok(IMAGE.to_owned()),
+    }
 }
 
 /// Whether the cluster is only looked at.

@@ -23,11 +23,12 @@ pub fn options() -> Result<Options> {
 }
 
 /// The tests on one cluster, in this order: those that harm nodes come last.
-pub const ON_ONE_CLUSTER: [(&str, Test); 12] = [
+pub const ON_ONE_CLUSTER: [(&str, Test); 13] = [
     ("options_are_heeded", options_are_heeded),
     ("a_pod_sees_its_gpus", a_pod_sees_its_gpus),
     ("exec_and_logs_work", exec_and_logs_work),
     ("pods_of_two_nodes_and_the_host_reach_each_other", pods_of_two_nodes_and_the_host_reach_each_other),
+    ("a_service_is_reached_from_every_node", a_service_is_reached_from_every_node),
     ("an_image_is_pulled_by_its_digest", an_image_is_pulled_by_its_digest),
     ("users_have_only_their_rights", users_have_only_their_rights),
     ("an_unhealthy_gpu_is_not_offered", an_unhealthy_gpu_is_not_offered),
@@ -155,6 +156,37 @@ fn pods_of_two_nodes_and_the_host_reach_each_other(cluster: &Cluster) -> Result<
     let direct = std::net::TcpStream::connect((address, 9000))?;
     ensure!(std::io::read_to_string(std::io::Read::take(direct, 5))? == "hello");
     remove(cluster, &["server", "client"])
+}
+
+fn a_service_is_reached_from_every_node(cluster: &Cluster) -> Result<()> {
+    let serve = "import socket; s = socket.create_server(('', 9000))\nwhile True: s.accept()[0].sendall(b'hello')";
+    let mut server = pod("server", "hgx1", 0, &format!("exec python3 -c \"{serve}\""));
+    server["metadata"]["labels"] = json!({"app": "server"});
+    server["spec"]["containers"][0]["readinessProbe"] = json!({"tcpSocket": {"port": 9000}, "periodSeconds": 1});
+    cluster.apply(&server.to_string())?;
+    let service = json!({
+        "apiVersion": "v1", "kind": "Service", "metadata": {"name": "hello"},
+        "spec": {"selector": {"app": "server"}, "ports": [{"port": 80, "targetPort": 9000}]},
+    });
+    cluster.apply(&service.to_string())?;
+    let service = cluster.get("/api/v1/namespaces/default/services/hello")?;
+    let address = service["spec"]["clusterIP"].as_str().context("the service has no address")?;
+    until("the server is ready", LONGEST, || {
+        let pod = object(cluster, "server")?;
+        Ok(pod["status"]["containerStatuses"][0]["ready"].as_bool().filter(|ready| *ready))
+    })?;
+    // Until the rules of a node have the server, it refuses.
+    let ask = format!(
+        "import socket\nwhile True:\n try: print(socket.create_connection(('{address}', 80), 5).recv(9).decode()); \
+         break\n except OSError: pass"
+    );
+    for (name, node) in [("far", "hgx0"), ("near", "hgx1")] {
+        cluster.apply(&pod(name, node, 0, &format!("exec python3 -c \"{ask}\"")).to_string())?;
+        phase(cluster, name, "Succeeded")?;
+        ensure!(cluster.kubectl_ok(&["logs", name])?.trim() == "hello", "{name}");
+    }
+    cluster.kubectl_ok(&["delete", "service", "hello"])?;
+    remove(cluster, &["server", "far", "near"])
 }
 
 fn an_image_is_pulled_by_its_digest(cluster: &Cluster) -> Result<()> {

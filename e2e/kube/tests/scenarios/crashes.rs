@@ -54,7 +54,7 @@ pub fn the_apiserver_may_be_away(world: &mut World) -> Result<()> {
         Ok((job["phase"] == "Succeeded").then_some(()))
     })?;
     world.cluster.start_apiserver()?;
-    super::knows_the_kinds(&world.cluster)?;
+    aviflow_e2e_kube::knows_the_kinds(&world.cluster)?;
     let object = world.cluster.phase("lasting", "Succeeded")?;
     ensure!(object["status"]["attempt"] == 1, "{}", object["status"]);
     until("nothing is left of it", LONGEST, || Ok(world.cluster.pods()?.is_empty().then_some(())))?;

@@ -14,7 +14,7 @@ mod trouble;
 
 use crate::World;
 use anyhow::Result;
-use aviflow_testcluster::{Cluster, until};
+use aviflow_testcluster::Cluster;
 use std::time::Duration;
 
 /// A test on a cluster that others use after it.
@@ -64,17 +64,7 @@ pub fn install(cluster: &Cluster) -> Result<()> {
     let documents: Vec<&str> = manifest.split("\n---\n").filter(ours).collect();
     cluster.kubectl_with(&["apply", "--server-side", "-f", "-"], &documents.join("\n---\n"))?;
     cluster.kubectl_ok(&["wait", "--for=condition=Established", "crd", "--all", "--timeout=60s"])?;
-    knows_the_kinds(cluster)
-}
-
-/// Waits until the apiserver takes jobs: its policies learn of kinds every half minute, also after it was started
-/// again.
-pub fn knows_the_kinds(cluster: &Cluster) -> Result<()> {
-    let try_out = aviflow_e2e_kube::job(&format!("x@sha256:{}", "0".repeat(64)), "try-out", 1, 1, "true").to_string();
-    until("the admission policies know the kind", Duration::from_secs(90), || {
-        let taken = cluster.kubectl_with(&["create", "--dry-run=server", "-f", "-"], &try_out);
-        Ok(taken.ok().map(|_| ()))
-    })
+    aviflow_e2e_kube::knows_the_kinds(cluster)
 }
 
 /// What a test that failed may have left, so that the next does not fail of it.

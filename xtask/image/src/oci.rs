@@ -1,7 +1,7 @@
-//! Images as archives of the OCI layout, written and read without a container tool.
+//! Images as archives or folders of the OCI layout, written and read without a container tool.
 //!
 //! Invariant: the same layers and configuration give the same bytes, hence the same digest: names are sorted and
-//! no time is written.
+//! no time is written. Layers are not compressed: what a compressor makes of the same bytes is its version's affair.
 
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
@@ -11,7 +11,7 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
-const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+pub(crate) const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
 
@@ -70,7 +70,7 @@ impl Image {
                     tar.append_data(&mut header, &path[..at], io::empty())?;
                 }
             }
-            tar.append_data(&mut header(file.content.len(), file.mode), path, file.content.as_slice())
+            tar.append_data(&mut header(file.content.len() as u64, file.mode), path, file.content.as_slice())
                 .with_context(|| format!("the file {path}"))?;
         }
         self.layers.push(Layer::Bytes(tar.into_inner()?));
@@ -101,6 +101,13 @@ impl Image {
         self.set("WorkingDir", json!(folder))
     }
 
+    /// Sets labels: what is to be known of the image.
+    #[must_use]
+    pub fn labels(self, labels: &[(&str, &str)]) -> Image {
+        let labels: BTreeMap<&str, &str> = labels.iter().copied().collect();
+        self.set("Labels", json!(labels))
+    }
+
     fn set(mut self, name: &'static str, value: Value) -> Image {
         self.config.insert(name, value);
         self
@@ -111,53 +118,98 @@ impl Image {
     /// # Errors
     /// If a layer cannot be read or the archive not be written.
     pub fn write(&self, reference: &str, archive: &Path) -> Result<String> {
-        let mut tar = tar::Builder::new(io::BufWriter::new(File::create(archive)?));
+        let file = File::create(archive).with_context(|| format!("{} cannot be written", archive.display()))?;
+        let mut to = Layout::Archive(tar::Builder::new(io::BufWriter::new(file)));
+        let digest = self.write_to(reference, &mut to)?;
+        if let Layout::Archive(tar) = to {
+            tar.into_inner()?.flush()?;
+        }
+        Ok(digest)
+    }
+
+    /// Writes it as a folder, which is made, and gets what it has not; returns the digest of its manifest.
+    ///
+    /// # Errors
+    /// If a layer cannot be read or the folder not be written.
+    pub fn write_folder(&self, reference: &str, folder: &Path) -> Result<String> {
+        self.write_to(reference, &mut Layout::Folder(folder.to_owned()))
+    }
+
+    fn write_to(&self, reference: &str, to: &mut Layout) -> Result<String> {
         let mut layers = Vec::new();
         for layer in &self.layers {
             layers.push(match layer {
-                Layer::Bytes(bytes) => blob(&mut tar, LAYER, bytes)?,
+                Layer::Bytes(bytes) => blob(to, LAYER, bytes)?,
                 Layer::File(path) => {
                     let file = || File::open(path).with_context(|| format!("the layer {}", path.display()));
                     let (digest, size) = digest_of(file()?)?;
-                    let mut header = header(usize::try_from(size)?, 0o644);
-                    tar.append_data(&mut header, place(&digest), file()?)?;
+                    to.put(&place(&digest), size, &mut file()?)?;
                     json!({"mediaType": LAYER, "digest": digest, "size": size})
                 }
             });
         }
         let config = json!({
             "os": "linux", "architecture": architecture(), "config": self.config,
-            // Layers are not compressed, so that a layer and what is in it have one digest.
             "rootfs": {"type": "layers", "diff_ids": layers.iter().map(|l| &l["digest"]).collect::<Vec<_>>()},
         });
-        let config = blob(&mut tar, CONFIG, config.to_string().as_bytes())?;
+        let config = blob(to, CONFIG, config.to_string().as_bytes())?;
         let manifest = json!({"schemaVersion": 2, "mediaType": MANIFEST, "config": config, "layers": layers});
-        let mut manifest = blob(&mut tar, MANIFEST, manifest.to_string().as_bytes())?;
+        let mut manifest = blob(to, MANIFEST, manifest.to_string().as_bytes())?;
         let digest = manifest["digest"].as_str().context("a blob has a digest")?.to_owned();
-        manifest["annotations"] = json!({"io.containerd.image.name": reference});
+        // The first is what `ctr images import` goes by, the second what everybody else does.
+        let last = reference.rsplit_once('/').map_or(reference, |(_, last)| last);
+        let tag = last.split_once(':').map_or("latest", |(_, tag)| tag);
+        manifest["annotations"] =
+            json!({"io.containerd.image.name": reference, "org.opencontainers.image.ref.name": tag});
         let index = json!({"schemaVersion": 2, "manifests": [manifest]}).to_string();
         for (name, text) in [("index.json", index.as_str()), ("oci-layout", r#"{"imageLayoutVersion":"1.0.0"}"#)] {
-            tar.append_data(&mut header(text.len(), 0o644), name, text.as_bytes())?;
+            to.put(name, text.len() as u64, &mut text.as_bytes())?;
         }
-        tar.into_inner()?.flush()?;
         Ok(digest)
+    }
+}
+
+/// Where a layout is written.
+enum Layout {
+    Archive(tar::Builder<io::BufWriter<File>>),
+    Folder(PathBuf),
+}
+
+impl Layout {
+    fn put(&mut self, name: &str, size: u64, content: &mut dyn Read) -> Result<()> {
+        match self {
+            Layout::Archive(tar) => tar.append_data(&mut header(size, 0o644), name, content)?,
+            Layout::Folder(folder) => {
+                let path = folder.join(name);
+                let mut write = || {
+                    std::fs::create_dir_all(path.parent().unwrap_or(folder))?;
+                    io::copy(content, &mut File::create(&path)?)
+                };
+                write().with_context(|| format!("{} cannot be written", path.display()))?;
+            }
+        }
+        Ok(())
     }
 }
 
 /// Something of an image: what kind it is, its digest and size.
 #[derive(Clone, Debug)]
-pub(crate) struct Blob {
-    pub(crate) digest: String,
-    pub(crate) size: u64,
+pub struct Blob {
+    /// Its digest.
+    pub digest: String,
+    /// Bytes.
+    pub size: u64,
 }
 
 /// An archive of the OCI layout.
-pub(crate) struct Archive {
+pub struct Archive {
     path: PathBuf,
 }
 
 impl Archive {
-    pub(crate) fn open(path: &Path) -> Archive {
+    /// The archive at a path; it is opened when it is read.
+    #[must_use]
+    pub fn open(path: &Path) -> Archive {
         Archive { path: path.to_owned() }
     }
 
@@ -173,11 +225,6 @@ impl Archive {
             Ok(Blob { digest, size: blob["size"].as_u64().context("a blob has no size")? })
         });
         Ok((digest, text, blobs.collect::<Result<_>>()?))
-    }
-
-    /// The media type of manifests.
-    pub(crate) fn manifest_type() -> &'static str {
-        MANIFEST
     }
 
     /// Hands the content of a blob to a function.
@@ -207,9 +254,9 @@ impl Archive {
 }
 
 /// Writes a blob and returns its descriptor.
-fn blob(tar: &mut tar::Builder<impl Write>, kind: &str, bytes: &[u8]) -> Result<Value> {
+fn blob(to: &mut Layout, kind: &str, mut bytes: &[u8]) -> Result<Value> {
     let (digest, size) = digest_of(bytes)?;
-    tar.append_data(&mut header(bytes.len(), 0o644), place(&digest), bytes)?;
+    to.put(&place(&digest), size, &mut bytes)?;
     Ok(json!({"mediaType": kind, "digest": digest, "size": size}))
 }
 
@@ -217,9 +264,9 @@ fn place(digest: &str) -> String {
     format!("blobs/{}", digest.replace(':', "/"))
 }
 
-fn header(size: usize, mode: u32) -> tar::Header {
+fn header(size: u64, mode: u32) -> tar::Header {
     let mut header = tar::Header::new_gnu();
-    header.set_size(size as u64);
+    header.set_size(size);
     header.set_mode(mode);
     header
 }
@@ -249,7 +296,8 @@ fn architecture() -> &'static str {
 }
 
 /// Bytes in hexadecimal.
-pub(crate) fn hex(bytes: &[u8]) -> String {
+#[must_use]
+pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
@@ -268,6 +316,12 @@ mod tests {
         let digest = write("one", &[file("/a/b"), file("/a/c")], "1");
         assert_eq!(digest, write("two", &[file("/a/c"), file("/a/b")], "1"));
         assert_ne!(digest, write("three", &[file("/a/c"), file("/a/b")], "2"));
+        // A folder holds the same.
+        let image = Image::scratch().files(&[file("/a/b"), file("/a/c")]).unwrap().user("1").entrypoint(&["/a/b"]);
+        assert_eq!(digest, image.write_folder("aviflow.test/x:1", &folder.path().join("layout")).unwrap());
+        let index = std::fs::read_to_string(folder.path().join("layout/index.json")).unwrap();
+        assert!(index.contains(&digest) && index.contains(r#""org.opencontainers.image.ref.name":"1""#), "{index}");
+        assert!(folder.path().join("layout/blobs").join(digest.replace(':', "/")).is_file());
         let archive = Archive::open(&folder.path().join("one"));
         let (read, text, blobs) = archive.manifest().unwrap();
         assert_eq!((read, digest_of(text.as_bytes()).unwrap().0), (digest.clone(), digest));

@@ -47,9 +47,9 @@ pub(crate) async fn check(
                     let (state, name, by) = (app.clone(), name.clone(), by.clone());
                     match blocking(move || cordon(&state, &name, false, by, "it passed its check")).await {
                         Ok(()) => frame,
-                        Err(failure) => {
-                            ExecFrame::Failed { reason: format!("it passed, and stays cordoned: {failure}") }
-                        }
+                        Err(failure) => ExecFrame::Failed {
+                            reason: format!("it passed, and stays cordoned: {}", failure.sentence()),
+                        },
                     }
                 }
                 frame => frame,

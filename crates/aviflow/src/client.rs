@@ -6,7 +6,8 @@ use crate::error::{Failure, Result, While};
 use crate::output::now;
 use aviflow_api::rest::{
     AgentInfo, ApiError, EnvironmentInfo, Exec, ExecFrame, JobAction, JobDetail, JobEvent, JobHistory, JobList,
-    JobSummary, LogLine, NodeAction, NodeInfo, PlanAnswer, PoolInfo, QueueInfo, ServerInfo, StopAnswer, Submit, Usage,
+    JobSummary, LogLine, NodeAction, NodeCheck, NodeInfo, PlanAnswer, PoolInfo, QueueInfo, ServerInfo, StopAnswer,
+    Submit, Usage,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;

@@ -47,8 +47,8 @@ pub const BROKEN_GRACE_MS: u64 = 2000;
 enum Phase {
     /// No epoch was started.
     Idle,
-    /// The driver is at it; a stop that came in between, as its grace.
-    Spawning { stop: Option<u64> },
+    /// The driver is at it; of a stop that came in between, when its grace ends.
+    Spawning { kill_at: Option<u64> },
     /// Ranks run.
     Running,
     /// Ranks were asked to end.
@@ -265,12 +265,12 @@ impl Machine {
         if std::mem::take(&mut self.hooks_told) {
             out.push(Output::TellHooks(None));
         }
-        self.phase = Phase::Spawning { stop: None };
+        self.phase = Phase::Spawning { kill_at: None };
         out.push(Output::Spawn(launch));
     }
 
     fn spawned(&mut self, now: u64, out: &mut Vec<Output>) {
-        let Phase::Spawning { stop } = self.phase else { return };
+        let Phase::Spawning { kill_at } = self.phase else { return };
         self.ranks = (0..self.spec.ranks).map(|n| (self.spec.first_rank + n, Rank::default())).collect();
         self.phase = Phase::Running;
         self.up = true;
@@ -278,8 +278,8 @@ impl Machine {
         if !self.spec.facts.is_empty() {
             self.emit(Event::Facts { values: self.spec.facts.clone() }, now, out);
         }
-        if let Some(grace) = stop {
-            self.begin_stop(grace, now, out);
+        if let Some(kill_at) = kill_at {
+            self.begin_stop(kill_at.saturating_sub(now), now, out);
         } else if self.ranks.is_empty() {
             self.clear(now, false, out);
         }
@@ -373,7 +373,7 @@ impl Machine {
         let at = now.saturating_add(grace);
         match &mut self.phase {
             Phase::Idle => self.clear(now, false, out),
-            Phase::Spawning { stop } => *stop = Some(stop.map_or(grace, |s| s.min(grace))),
+            Phase::Spawning { kill_at } => *kill_at = Some(kill_at.map_or(at, |kill_at| kill_at.min(at))),
             Phase::Running => {
                 self.phase = Phase::Stopping { kill_at: at, killed: false };
                 self.signal(Signal::Term, out);

@@ -250,3 +250,23 @@ fn a_restart_that_was_to_follow_does_not() {
     let out = words(&machine.on(swept(0), AFTER + 10));
     assert!(out.starts_with("write(2)"), "{out}");
 }
+
+#[test]
+fn ranks_that_come_up_after_the_end_of_their_time_are_killed_by_its_grace() {
+    let mut machine = Machine::new(gang(), 42);
+    run(
+        &mut machine,
+        &[
+            (0, opened(), "hello(0,false)"),
+            (5, welcome_pinged(), ""),
+            (5, start_with(7, 1, (0..3).map(peer).collect()), "spawn(1)"),
+            (10, Input::Closed, ""),
+        ],
+    );
+    let said = pass(&mut machine, 10, 2 * AFTER, &missing());
+    let (at, _) = said.iter().find(|(_, out)| out.contains("fenced")).expect("it is fenced while it starts");
+    let up = machine.on(Input::Spawned, at + 1500);
+    assert!(words(&up).contains("term(2) term(3)"), "{up:?}");
+    let said = pass(&mut machine, at + 1500, at + 2 * BROKEN_GRACE_MS, &missing());
+    assert_eq!(said, [(at + BROKEN_GRACE_MS, "kill(2) kill(3)".to_owned())]);
+}

@@ -95,6 +95,8 @@ pub struct Machine {
     closing: bool,
     /// Nobody knows the attempt: end without waiting for a release.
     unknown: bool,
+    /// Why a control plane refused this agent last.
+    refused: Option<String>,
     training: Training,
     unsent: BTreeMap<u32, (u64, u32, crate::protocol::Progress)>,
     events: Events,
@@ -122,6 +124,7 @@ impl Machine {
             hooks_told: false,
             closing: false,
             unknown: false,
+            refused: None,
             training: Training::default(),
             unsent: BTreeMap::new(),
             events: Events::default(),

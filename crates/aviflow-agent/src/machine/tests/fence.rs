@@ -252,6 +252,28 @@ fn a_restart_that_was_to_follow_does_not() {
 }
 
 #[test]
+fn a_refusal_is_no_sign_of_life_and_noted_once() {
+    let refused = || Input::Message(ToAgent::Refused { reason: "another version".into() });
+    let fenced_at = |refuse: bool| {
+        let mut machine = running(gang());
+        machine.on(Input::Closed, 1000);
+        machine.on(opened(), 2000);
+        if refuse {
+            for (at, notes) in [(3000, 1), (10_000, 0)] {
+                let out = machine.on(refused(), at);
+                assert!(!machine.is_welcomed());
+                assert!(out.iter().all(|o| matches!(o, Output::Note(_))), "it goes on as it is: {out:?}");
+                assert_eq!(out.len(), notes, "{out:?}");
+            }
+        }
+        let said = pass(&mut machine, 10_000, 10 * AFTER, &missing());
+        said.iter().find(|(_, out)| out.contains("fenced")).map(|(at, _)| *at)
+    };
+    assert!(fenced_at(false).is_some());
+    assert_eq!(fenced_at(true), fenced_at(false));
+}
+
+#[test]
 fn ranks_that_come_up_after_the_end_of_their_time_are_killed_by_its_grace() {
     let mut machine = Machine::new(gang(), 42);
     run(

@@ -48,8 +48,8 @@ pub const BROKEN_GRACE_MS: u64 = 2000;
 enum Phase {
     /// No epoch was started.
     Idle,
-    /// The driver is at it; of a stop that came in between, when its grace is over.
-    Spawning { stop: Option<u64> },
+    /// The driver is at it; of a stop that came in between, when its grace ends.
+    Spawning { kill_at: Option<u64> },
     /// Ranks run.
     Running,
     /// Ranks were asked to end.
@@ -98,6 +98,8 @@ pub struct Machine {
     leave_at: Option<u64>,
     /// Nobody knows the attempt: end without waiting for a release.
     unknown: bool,
+    /// Why a control plane refused this agent last.
+    refused: Option<String>,
     training: Training,
     unsent: BTreeMap<u32, (u64, u32, crate::protocol::Progress)>,
     events: Events,
@@ -126,6 +128,7 @@ impl Machine {
             closing: false,
             leave_at: None,
             unknown: false,
+            refused: None,
             training: Training::default(),
             unsent: BTreeMap::new(),
             events: Events::default(),
@@ -272,12 +275,12 @@ impl Machine {
         if std::mem::take(&mut self.hooks_told) {
             out.push(Output::TellHooks(None));
         }
-        self.phase = Phase::Spawning { stop: None };
+        self.phase = Phase::Spawning { kill_at: None };
         out.push(Output::Spawn(launch));
     }
 
     fn spawned(&mut self, now: u64, out: &mut Vec<Output>) {
-        let Phase::Spawning { stop } = self.phase else { return };
+        let Phase::Spawning { kill_at } = self.phase else { return };
         self.ranks = (0..self.spec.ranks).map(|n| (self.spec.first_rank + n, Rank::default())).collect();
         self.phase = Phase::Running;
         self.up = true;
@@ -285,7 +288,7 @@ impl Machine {
         if !self.spec.facts.is_empty() {
             self.emit(Event::Facts { values: self.spec.facts.clone() }, now, out);
         }
-        if let Some(kill_at) = stop {
+        if let Some(kill_at) = kill_at {
             self.begin_stop(kill_at.saturating_sub(now), now, out);
         } else if self.ranks.is_empty() {
             self.clear(now, false, out);
@@ -370,7 +373,7 @@ impl Machine {
         let at = now.saturating_add(grace);
         match &mut self.phase {
             Phase::Idle => self.clear(now, false, out),
-            Phase::Spawning { stop } => *stop = Some(stop.map_or(at, |s| s.min(at))),
+            Phase::Spawning { kill_at } => *kill_at = Some(kill_at.map_or(at, |kill_at| kill_at.min(at))),
             Phase::Running => {
                 self.phase = Phase::Stopping { kill_at: at, killed: false };
                 self.signal(Signal::Term, out);

@@ -10,17 +10,45 @@
 //! A rank starts only after [`ToAgent::Start`] of the current term. An agent
 //! refuses every command of a term lower than the highest it has seen.
 //!
-//! Each side passes over fields that it does not know, and takes those that are
-//! missing for what their documentation says: so agents and control planes of
-//! two versions go on together. The tests hold lines of earlier versions.
+//! # Versions
+//!
+//! Agents outlive the control plane that started them, so an upgraded one finds agents of the version before. The
+//! hello names the agent's version, [`PROTOCOL`]; the control plane goes on with its own and the [`OLDER`] before,
+//! and refuses others, see [`understood`]. The number grows with the first minor version of Aviflow whose messages
+//! differ from those of the one before, and with no patch: so agents that are two minor versions old are talked to.
+//!
+//! What a new version may change:
+//! - A field is added, with a default that means what its absence meant before. Each side passes over fields that it
+//!   does not know, and takes those that are missing for what their documentation says.
+//! - A message is added. The control plane may say it only to agents whose hello names a version that knows it; an
+//!   agent passes over messages that it does not know. An agent may say it to everybody: a control plane that is
+//!   older than the agent refuses it.
+//! - Nothing else: no field or message changes its meaning or goes away while an agent that needs it is talked to.
+//!   The hello keeps all fields that it has, so that even an agent of a distant version can be told who it is.
+//!
+//! | version | added |
+//! |---|---|
+//! | 1 | all but the following |
+//! | 2 | [`ToAgent::Refused`] |
+//!
+//! The tests hold lines of each version, and the control plane's end replays whole conversations of them.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-/// The version of this protocol. An agent of another version is welcomed as long as it is not older than two.
-pub const PROTOCOL: u32 = 1;
+/// The version of this protocol.
+pub const PROTOCOL: u32 = 2;
+
+/// How many versions before its own a control plane understands.
+pub const OLDER: u32 = 2;
+
+/// Whether a control plane goes on with an agent of a version.
+#[must_use]
+pub const fn understood(version: u32) -> bool {
+    version >= 1 && version <= PROTOCOL && version + OLDER >= PROTOCOL
+}
 
 /// The longest message, in bytes without its newline.
 pub const MAX_LINE: usize = 1 << 20;
@@ -393,6 +421,13 @@ pub enum ToAgent {
     #[serde(rename_all = "camelCase")]
     Unknown {
         /// Why, for the agent's log.
+        reason: String,
+    },
+    /// The control plane does not speak the agent's version: it is left alone, and tries again later. This is no sign
+    /// that somebody looks after the worker. Said to agents of any version, as those that do not know it pass over it.
+    #[serde(rename_all = "camelCase")]
+    Refused {
+        /// Why, and what to do, for the agent's log.
         reason: String,
     },
     /// Start the ranks of an epoch. Repeated for an epoch that was started, it changes nothing.

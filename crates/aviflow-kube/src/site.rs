@@ -76,6 +76,10 @@ impl aviflow_link::Site for Pods {
     fn named(&self, _: JobId, path: &str) -> String {
         path.to_owned()
     }
+
+    fn place(&self, worker: &Own) -> Option<String> {
+        worker.pod.as_ref().map(|pod| format!("pod {}/{}", pod.namespace, pod.name))
+    }
 }
 
 /// The pod that a token of the audience `aviflow` is bound to.

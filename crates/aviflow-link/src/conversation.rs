@@ -31,6 +31,9 @@ const HELLO_LIMIT: Duration = Duration::from_secs(10);
 /// The time that the last messages of a closing connection have.
 const FLUSH_LIMIT: Duration = Duration::from_secs(5);
 
+/// How long the connection of a refused agent is held: it has been answered, and would come again at once.
+const REFUSED_FOR: Duration = Duration::from_secs(60);
+
 /// The pause after the log could not be written.
 const LOG_PAUSE: Duration = Duration::from_secs(1);
 
@@ -110,6 +113,11 @@ async fn serve<S: Site, T: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
                 let _ = sender.send(ToAgent::Unknown { reason });
                 drop(sender);
             }
+            Err(Refusal::Version(reason)) => {
+                let _ = sender.send(ToAgent::Refused { reason });
+                let _ = timeout(REFUSED_FOR, async { while let Ok(Some(_)) = lines.next().await {} }).await;
+                drop(sender);
+            }
             // Whoever has no valid token is told nothing.
             Err(Refusal::Impostor) => drop(sender),
         }
@@ -123,6 +131,7 @@ async fn serve<S: Site, T: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
 
 enum Refusal {
     Unknown(String),
+    Version(String),
     Impostor,
 }
 
@@ -190,6 +199,16 @@ fn try_admit<S: Site>(
     if worker.stray && ended.is_none() {
         return Some(Err(Refusal::Unknown("its attempt is over".to_owned())));
     }
+    if !protocol::understood(hello.protocol) {
+        let reason = hello.refusal(shared.site.place(&worker.own).as_deref());
+        let first = worker.refused.replace(hello.protocol) != Some(hello.protocol);
+        drop(state);
+        if first {
+            shared.site.warn(&reason);
+        }
+        return Some(Err(Refusal::Version(reason)));
+    }
+    worker.refused = None;
     worker.log_have = log_have;
     worker.peer = hello.peer;
     if let Some(ended) = &ended {

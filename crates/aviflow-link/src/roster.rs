@@ -1,7 +1,7 @@
 //! Which workers there are, and what each was told last.
 
 use crate::exec::Execs;
-use aviflow_agent::protocol::{Ended, FromAgent, PROTOCOL, ToAgent};
+use aviflow_agent::protocol::{Ended, FromAgent, OLDER, PROTOCOL, ToAgent};
 use aviflow_core::lifecycle::{RankEnd, WorkerEvent};
 use aviflow_core::model::{Address, JobId, Term};
 use aviflow_core::time::Span;
@@ -9,7 +9,7 @@ use aviflow_engine::ports::Observation;
 use aviflow_engine::telemetry::{StreamKey, Telemetry};
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
-use std::io;
+use std::io::{self, Write as _};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -46,11 +46,25 @@ pub trait Site: Send + Sync + 'static {
 
     /// A path as the job's document would name it.
     fn named(&self, job: JobId, path: &str) -> String;
+
+    /// Where a worker is, for people: what the body has made for it.
+    fn place(&self, worker: &Self::Own) -> Option<String> {
+        let _ = worker;
+        None
+    }
+
+    /// Tells whoever runs the control plane of what he should act on.
+    fn warn(&self, text: &str) {
+        // Where standard error is closed nobody listens.
+        let _ = writeln!(io::stderr().lock(), "{text}");
+    }
 }
 
 /// What an agent says first.
 #[derive(Clone, Debug)]
 pub struct Hello {
+    /// The version of its protocol.
+    pub protocol: u32,
     /// Which worker it says to be.
     pub key: StreamKey,
     /// What proves it.
@@ -64,19 +78,35 @@ pub struct Hello {
 }
 
 impl Hello {
-    /// The hello of an agent that this control plane can talk to.
+    /// The hello among what an agent may say first; none of anything else.
     pub(crate) fn of(message: FromAgent) -> Option<Hello> {
         match message {
-            FromAgent::Hello { protocol, job_id, attempt, worker, token, pid, host, port, peer_port, .. }
-                if protocol + 2 >= PROTOCOL =>
-            {
+            FromAgent::Hello { protocol, job_id, attempt, worker, token, pid, host, port, peer_port, .. } => {
                 let key = StreamKey { job: JobId(job_id), attempt, worker };
                 let peer = host.parse::<IpAddr>().ok().filter(|_| peer_port > 0);
                 let peer = peer.map(|ip| SocketAddr::new(ip, peer_port));
-                Some(Hello { key, token, pid, address: Address { host, port }, peer })
+                Some(Hello { protocol, key, token, pid, address: Address { host, port }, peer })
             }
             _ => None,
         }
+    }
+
+    /// Why an agent of another version is refused, for people; `place` is where it is.
+    pub(crate) fn refusal(&self, place: Option<&str>) -> String {
+        let StreamKey { job, attempt, worker } = self.key;
+        let place = place.map_or_else(String::new, |place| format!(", {place}"));
+        let (theirs, oldest) = (self.protocol, PROTOCOL.saturating_sub(OLDER).max(1));
+        let (age, there) = if theirs > PROTOCOL {
+            ("newer", "upgrade the control plane to that version again")
+        } else {
+            ("more than two minor versions older", "go back to a version in between until the job has ended")
+        };
+        format!(
+            "worker {worker} of job {} (attempt {attempt}{place}) is left alone: its agent speaks version {theirs} of the \
+             protocol, and this control plane {oldest} to {PROTOCOL}. Its Aviflow is {age}: {there}, or end the worker \
+             where it runs (a pod by `kubectl delete pod`), and the job starts again with an agent of this version",
+            job.0
+        )
     }
 }
 
@@ -135,6 +165,8 @@ pub struct Worker<O> {
     pub stray: bool,
     /// Nothing of it runs, and its end was reported.
     pub over: bool,
+    /// The version for which its agent was refused last.
+    pub refused: Option<u32>,
 }
 
 impl<O> Worker<O> {
@@ -368,6 +400,7 @@ impl<O: Default> Default for Worker<O> {
             remove: false,
             stray: false,
             over: false,
+            refused: None,
         }
     }
 }

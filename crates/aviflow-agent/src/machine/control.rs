@@ -24,8 +24,17 @@ impl Machine {
 
     /// Takes what it says.
     pub(super) fn message(&mut self, message: ToAgent, now: u64, out: &mut Vec<Output>) {
-        self.fence.heard(now);
+        // A refusal is no sign that somebody looks after this worker.
+        if !matches!(message, ToAgent::Refused { .. }) {
+            self.fence.heard(now);
+        }
         match message {
+            // It comes with each connection: once in the log is enough.
+            ToAgent::Refused { reason } if self.refused.as_ref() == Some(&reason) => {}
+            ToAgent::Refused { reason } => {
+                out.push(Output::Note(format!("the control plane refuses this agent: {reason}")));
+                self.refused = Some(reason);
+            }
             ToAgent::Welcome { term, log_have, ping_ms } => self.welcome(term, log_have, ping_ms, now, out),
             ToAgent::Unknown { reason } => {
                 self.unknown = true;

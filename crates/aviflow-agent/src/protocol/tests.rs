@@ -64,6 +64,22 @@ fn earlier_versions_are_understood_and_later_ones_too() {
     }
 }
 
+#[test]
+fn a_control_plane_understands_its_own_version_and_those_before() {
+    let oldest = PROTOCOL.saturating_sub(OLDER).max(1);
+    let understood: Vec<u32> = (0..PROTOCOL + 5).filter(|version| understood(*version)).collect();
+    assert_eq!(understood, (oldest..=PROTOCOL).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_refusal_is_passed_over_by_who_does_not_know_it() {
+    let refused = ToAgent::Refused { reason: "another version".into() };
+    let line = wire::line(&refused);
+    assert_eq!(String::from_utf8_lossy(&line), "{\"type\":\"refused\",\"reason\":\"another version\"}\n");
+    assert_eq!(wire::parse::<ToAgent>(line.trim_ascii_end()), Ok(refused));
+    assert!(wire::parse::<Old>(line.trim_ascii_end()).is_err(), "an agent drops what it does not understand");
+}
+
 /// What an earlier version takes a ping, a pong, a welcome and a start for.
 #[derive(Debug, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", tag = "type")]

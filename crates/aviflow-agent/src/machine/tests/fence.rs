@@ -252,18 +252,43 @@ fn a_restart_that_was_to_follow_does_not() {
 }
 
 #[test]
-fn ranks_that_start_after_the_fence_end_as_soon_as_those_before() {
+fn a_refusal_is_no_sign_of_life_and_noted_once() {
+    let refused = || Input::Message(ToAgent::Refused { reason: "another version".into() });
+    let fenced_at = |refuse: bool| {
+        let mut machine = running(gang());
+        machine.on(Input::Closed, 1000);
+        machine.on(opened(), 2000);
+        if refuse {
+            for (at, notes) in [(3000, 1), (10_000, 0)] {
+                let out = machine.on(refused(), at);
+                assert!(!machine.is_welcomed());
+                assert!(out.iter().all(|o| matches!(o, Output::Note(_))), "it goes on as it is: {out:?}");
+                assert_eq!(out.len(), notes, "{out:?}");
+            }
+        }
+        let said = pass(&mut machine, 10_000, 10 * AFTER, &missing());
+        said.iter().find(|(_, out)| out.contains("fenced")).map(|(at, _)| *at)
+    };
+    assert!(fenced_at(false).is_some());
+    assert_eq!(fenced_at(true), fenced_at(false));
+}
+
+#[test]
+fn ranks_that_come_up_after_the_end_of_their_time_are_killed_by_its_grace() {
     let mut machine = Machine::new(gang(), 42);
-    let starting = [
-        (0, opened(), "hello(0,false)"),
-        (5, welcome_pinged(), ""),
-        (5, ping(1, 0), "pong(1)"),
-        (5, start(7, 1), "spawn(1)"),
-        (5, Input::Closed, ""),
-    ];
-    run(&mut machine, &starting);
-    let fenced_at = AFTER + 5;
-    machine.on(Input::Timer, fenced_at);
-    assert_eq!(words(&machine.on(Input::Spawned, fenced_at + 1500)), "term(2) term(3)");
-    assert_eq!(machine.next_timer(), Some(fenced_at + BROKEN_GRACE_MS), "not later for having begun later");
+    run(
+        &mut machine,
+        &[
+            (0, opened(), "hello(0,false)"),
+            (5, welcome_pinged(), ""),
+            (5, start_with(7, 1, (0..3).map(peer).collect()), "spawn(1)"),
+            (10, Input::Closed, ""),
+        ],
+    );
+    let said = pass(&mut machine, 10, 2 * AFTER, &missing());
+    let (at, _) = said.iter().find(|(_, out)| out.contains("fenced")).expect("it is fenced while it starts");
+    let up = machine.on(Input::Spawned, at + 1500);
+    assert!(words(&up).contains("term(2) term(3)"), "{up:?}");
+    let said = pass(&mut machine, at + 1500, at + 2 * BROKEN_GRACE_MS, &missing());
+    assert_eq!(said, [(at + BROKEN_GRACE_MS, "kill(2) kill(3)".to_owned())]);
 }

@@ -29,7 +29,7 @@
 //! | version | added |
 //! |---|---|
 //! | 1 | all but the following |
-//! | 2 | [`ToAgent::Refused`] |
+//! | 2 | [`ToAgent::Refused`], [`Event::Leaving`] |
 //!
 //! The tests hold lines of each version, and the control plane's end replays whole conversations of them.
 

@@ -7,6 +7,7 @@
 //!
 //! - [`Server`]: the routes, served from [`Parts`];
 //! - [`Body`]: what the server asks of the machine or cluster beside the loop;
+//! - [`standby`]: what is answered before it is this control plane's turn;
 //! - [`Token`] and [`Identities`]: who may ask for what.
 //!
 //! Invariants: a stream wakes only on changes; jobs that ended are read from the
@@ -38,6 +39,7 @@ mod params;
 mod pool;
 mod routes;
 mod secret;
+mod standby;
 mod submit;
 mod usage;
 mod verdict;
@@ -50,4 +52,5 @@ pub use access::{Asked, Identities, Unavailable};
 pub use app::{Applies, Info, Parts, Server, ServerConfig, ServerError};
 pub use auth::{Token, TokenError};
 pub use body::{Body, BodyAgent, CatalogueEntry, ExecRefusal, ExecTarget};
+pub use standby::standby;
 pub use submit::Applied;

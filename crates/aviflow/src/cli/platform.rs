@@ -291,6 +291,14 @@ pub struct KubeArgs {
     #[arg(long, env = "AVIFLOW_NAMESPACE", value_name = "NAME", default_value = "aviflow-system", requires = "kube")]
     pub kube_namespace: String,
 
+    /// The Lease there under which one of several control planes decides
+    #[arg(long, env = "AVIFLOW_LEASE", value_name = "NAME", default_value = aviflow_kube::lease::NAME, requires = "kube")]
+    pub lease: String,
+
+    /// The pod that this runs in, whose name the lease then has
+    #[arg(long, env = "AVIFLOW_POD", hide = true, value_name = "NAME", requires = "kube")]
+    pub pod: Option<String>,
+
     /// The queue of an object that names none
     #[arg(long, env = "AVIFLOW_DEFAULT_QUEUE", value_name = "NAME", default_value = "default", requires = "kube")]
     pub default_queue: String,

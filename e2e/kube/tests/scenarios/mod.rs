@@ -10,9 +10,11 @@ mod others;
 mod teams;
 mod training;
 mod trouble;
+mod two;
 
 use crate::World;
 use anyhow::Result;
+use aviflow_e2e_kube::Phase as _;
 use aviflow_testcluster::{Cluster, until};
 use std::time::Duration;
 
@@ -44,6 +46,8 @@ pub const ALL: &[(&str, Test)] = &[
     ("a_broken_device_is_left_alone", trouble::a_broken_device_is_left_alone),
     ("a_control_plane_may_die_at_any_time", crashes::a_control_plane_may_die_at_any_time),
     ("the_apiserver_may_be_away", crashes::the_apiserver_may_be_away),
+    ("the_second_control_plane_takes_over", two::the_second_control_plane_takes_over),
+    ("two_control_planes_by_mistake", two::two_control_planes_by_mistake),
     ("a_node_that_is_cut_off_runs_nothing_twice", cut::a_node_that_is_cut_off_runs_nothing_twice),
 ];
 
@@ -69,6 +73,12 @@ pub fn knows_the_kinds(cluster: &Cluster) -> Result<()> {
         let taken = cluster.kubectl_with(&["create", "--dry-run=server", "-f", "-"], &try_out);
         Ok(taken.ok().map(|_| ()))
     })
+}
+
+/// Deletes all jobs while a control plane looks after them, and waits until nothing is left of them.
+pub fn sweep_jobs(world: &World) -> Result<()> {
+    world.cluster.kubectl_ok(&["delete", "trainingjobs", "--all", "--timeout=90s"])?;
+    until("no pod is left", LONGEST, || Ok(world.cluster.pods()?.is_empty().then_some(())))
 }
 
 /// What a test that failed may have left, so that the next does not fail of it.

@@ -91,6 +91,12 @@ impl MemoryStore {
         self.state().refusal = error;
     }
 
+    /// The term under which it is held now.
+    #[must_use]
+    pub fn term(&self) -> Term {
+        Term(self.state().term)
+    }
+
     /// A job with its document, ended or not.
     #[must_use]
     pub fn job(&self, id: JobId) -> Option<(Job, Arc<JobRecord>)> {
@@ -168,7 +174,7 @@ impl State {
     /// Everything that can be wrong with a batch, so that applying it cannot fail.
     fn check(&self, batch: &Batch) -> Result<(), StoreError> {
         if batch.term.0 != self.term {
-            return Err(StoreError::Fenced { ours: batch.term.0, held: self.term });
+            return Err(StoreError::Fenced { ours: batch.term.0, held: self.term, by: None });
         }
         let failed = |why: String| Err(StoreError::Failed(why));
         if batch.generation != self.generation + 1 {

@@ -446,16 +446,22 @@ impl Batch {
     }
 }
 
+fn called(name: &Option<String>) -> String {
+    name.as_ref().map(|name| format!(", {name},")).unwrap_or_default()
+}
+
 /// Why the store refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
     /// Another control plane took over.
-    #[error("another control plane took over the store (term {held}, ours was {ours}); this one stops")]
+    #[error("another control plane{} took over the store (term {held}, ours was {ours}); this one stops", called(.by))]
     Fenced {
         /// Our term.
         ours: u64,
         /// The term that is held.
         held: u64,
+        /// What its holder calls itself, where the store knows.
+        by: Option<String>,
     },
     /// The store was written by a newer version.
     #[error(

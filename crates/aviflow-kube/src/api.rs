@@ -55,7 +55,7 @@ pub async fn persist<T, F: Future<Output = kube::Result<T>>>(mut request: impl F
 }
 
 /// What of an error stays so.
-fn refusal(error: &kube::Error) -> Option<Refused> {
+pub(crate) fn refusal(error: &kube::Error) -> Option<Refused> {
     let kube::Error::Api(status) = error else { return None };
     let Status { code, message, .. } = &**status;
     let passes = *code == 429 || *code == 408 || *code >= 500;

@@ -5,6 +5,7 @@
 pub mod collect;
 pub mod judge;
 
+use crate::lease;
 use crate::profile::Profile;
 use aviflow_api::crd::GROUP;
 use std::collections::{BTreeMap, BTreeSet};
@@ -79,6 +80,10 @@ pub struct Right {
     pub group: &'static str,
     /// The resource, with its subresource behind a `/`.
     pub resource: &'static str,
+    /// The one thing of the kind, where the right is on no other.
+    pub name: Option<&'static str>,
+    /// Whether it holds in Aviflow's own namespace alone.
+    pub own: bool,
     /// Whether it is needed to observe, too.
     pub observe: bool,
 }
@@ -87,9 +92,11 @@ pub struct Right {
 impl std::fmt::Display for Right {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.group {
-            "" => write!(f, "{} {}", self.verb, self.resource),
-            group => write!(f, "{} {}.{group}", self.verb, self.resource),
+            "" => write!(f, "{} {}", self.verb, self.resource)?,
+            group => write!(f, "{} {}.{group}", self.verb, self.resource)?,
         }
+        // After a blank, as a subresource stands before the group.
+        self.name.map_or(Ok(()), |name| write!(f, " {name}"))
     }
 }
 
@@ -123,14 +130,23 @@ const ROLE: &[(&str, &[&str], &[&str], bool)] = &[
     (GROUP, &["trainingjobs/finalizers"], &["update"], false),
 ];
 
+/// What its Role in its own namespace has: verbs on leases, on the one of a name or on any.
+const OWN_ROLE: &[(&[&str], Option<&str>)] = &[(&["create"], None), (&["get", "update"], Some(lease::NAME))];
+
 /// All rights of the control plane.
 #[must_use]
 pub fn rights() -> Vec<Right> {
     let of = |&(group, resources, verbs, observe): &(_, &'static [&'static str], &'static [&'static str], bool)| {
-        let right = move |resource| verbs.iter().map(move |verb| Right { verb, group, resource, observe });
+        let right = move |resource| {
+            verbs.iter().map(move |verb| Right { verb, group, resource, name: None, own: false, observe })
+        };
         resources.iter().copied().flat_map(right).collect::<Vec<_>>()
     };
-    ROLE.iter().flat_map(of).collect()
+    let leases = |&(verbs, name): &(&'static [&'static str], Option<&'static str>)| {
+        let (group, resource) = ("coordination.k8s.io", "leases");
+        verbs.iter().map(move |verb| Right { verb, group, resource, name, own: true, observe: true })
+    };
+    ROLE.iter().flat_map(of).chain(OWN_ROLE.iter().flat_map(leases)).collect()
 }
 
 /// The admission policies and their bindings, as `KIND NAME`.
@@ -166,24 +182,30 @@ mod tests {
 
     #[test]
     fn what_is_asked_for_is_what_the_manifest_gives() {
-        let role = documents()
-            .into_iter()
-            .find(|d| d.contains("\nkind: ClusterRole\n") && d.contains("\n  name: aviflow-control-plane\n"));
-        let rules = role.expect("the role").split("\nrules:\n").nth(1).expect("rules");
+        let of_kind = |kind: &str| {
+            let is =
+                |d: &&str| d.contains(&format!("\nkind: {kind}\n")) && d.contains("\n  name: aviflow-control-plane\n");
+            let role = documents().into_iter().find(is).expect("the role");
+            role.split("\nrules:\n").nth(1).expect("rules").split("  - apiGroups").skip(1).collect::<Vec<_>>()
+        };
+        let rules = of_kind("ClusterRole").into_iter().map(|rule| (rule, false));
+        let rules = rules.chain(of_kind("Role").into_iter().map(|rule| (rule, true)));
         let mut given = BTreeSet::new();
-        for rule in rules.split("  - apiGroups").skip(1) {
+        for (rule, own) in rules {
             let text = format!("apiGroups{rule}");
             let lines: Vec<&str> = text.lines().filter(|l| !l.trim().starts_with('#')).map(str::trim).collect();
+            let name = list(&lines, "resourceNames").pop();
             for group in list(&lines, "apiGroups") {
-                for resource in list(&lines, "resources") {
+                for resource in list(&lines, "resources:") {
                     for verb in list(&lines, "verbs") {
-                        given.insert((group.clone(), resource.clone(), verb));
+                        given.insert((group.clone(), resource.clone(), verb, name.clone(), own));
                     }
                 }
             }
         }
-        let asked: BTreeSet<(String, String, String)> =
-            rights().iter().map(|r| (r.group.to_owned(), r.resource.to_owned(), r.verb.to_owned())).collect();
+        let own = |s: &str| s.to_owned();
+        let asked: BTreeSet<_> =
+            rights().iter().map(|r| (own(r.group), own(r.resource), own(r.verb), r.name.map(own), r.own)).collect();
         assert!(asked.len() > 50, "{}", asked.len());
         assert_eq!(asked, given);
     }

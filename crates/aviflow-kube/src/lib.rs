@@ -19,6 +19,7 @@
 //! | [`api`] | requests to the apiserver, tried again where that is safe |
 //! | [`site`] | who an agent is |
 //! | [`identity`] | who asks through the API, and what he may |
+//! | [`lease`] | which of several control planes takes the store |
 //! | [`reach`] | the way from a person's machine to the control plane |
 //! | [`own`] | the control plane's own pod |
 //! | [`depot`] | where pods fetch their code |
@@ -43,6 +44,7 @@ pub mod fate;
 pub mod fence;
 pub mod identity;
 mod keep;
+pub mod lease;
 mod lookout;
 pub mod mirror;
 pub mod names;

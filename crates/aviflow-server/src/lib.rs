@@ -7,6 +7,7 @@
 //!
 //! - [`Server`]: the routes, served from [`Parts`];
 //! - [`Body`]: what the server asks of the machine or cluster beside the loop;
+//! - [`standby`]: what is answered before it is this control plane's turn;
 //! - [`Token`] and [`Identities`]: who may ask for what.
 //!
 //! Invariants: a stream wakes only on changes; jobs that ended are read from the
@@ -39,6 +40,7 @@ mod params;
 mod pool;
 mod routes;
 mod secret;
+mod standby;
 mod submit;
 mod usage;
 mod verdict;
@@ -51,4 +53,5 @@ pub use access::{Asked, Identities, Unavailable};
 pub use app::{Applies, Info, Parts, Server, ServerConfig, ServerError};
 pub use auth::{Token, TokenError};
 pub use body::{Body, BodyAgent, CatalogueEntry, ExecRefusal, ExecTarget, NodeTest};
+pub use standby::standby;
 pub use submit::Applied;

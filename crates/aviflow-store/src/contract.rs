@@ -32,6 +32,8 @@ pub trait Harness {
     fn moments(&self, id: JobId) -> Vec<Moment>;
     /// What people did, newest first.
     fn acts(&self) -> Vec<Act>;
+    /// The term under which the store is held, as one reads it who does not hold it.
+    fn term(&self) -> Term;
 }
 
 /// Runs the whole suite; panics at the first thing that is wrong.
@@ -65,9 +67,10 @@ fn an_earlier_term_is_fenced(harness: &mut dyn Harness) {
     let loaded = rival.acquire().expect("a rival may take the store");
     world.model.term = Term(2);
     assert_same(&loaded, &world.model);
+    assert_eq!(harness.term(), Term(2));
     let mut late = world.clone().batch(&mut Rng(2));
     late.term = Term(1);
-    assert_eq!(harness.store().commit(&late), Err(StoreError::Fenced { ours: 1, held: 2 }));
+    assert_eq!(harness.store().commit(&late), Err(StoreError::Fenced { ours: 1, held: 2, by: None }));
     let second = world.batch(&mut Rng(3));
     rival.commit(&second).expect("the rival commits");
     drop(rival);
@@ -90,7 +93,7 @@ fn a_takeover_in_the_middle_loses_nothing(harness: &mut dyn Harness) {
                     let mut after = world.clone();
                     match holder.commit(&after.batch(&mut Rng(after.model.generation))) {
                         Ok(()) => world = after,
-                        Err(StoreError::Fenced { ours, held }) => {
+                        Err(StoreError::Fenced { ours, held, .. }) => {
                             assert_eq!((ours, held), (world.model.term.0, world.model.term.0 + 1));
                             return world;
                         }
@@ -280,6 +283,9 @@ mod tests {
         }
         fn acts(&self) -> Vec<Act> {
             self.0.acts()
+        }
+        fn term(&self) -> Term {
+            self.0.term()
         }
     }
 

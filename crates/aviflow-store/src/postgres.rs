@@ -59,7 +59,7 @@ pub struct PostgresStore {
     database: Arc<Database>,
     session: Option<Session>,
     journal_rows: u64,
-    /// What this writer is called in the list of terms: nobody else ever is.
+    /// What this writer is called in the list of terms, `NAME IDENTITY`: nobody else ever is.
     holder: String,
     /// The last term that it took.
     term: Option<u64>,
@@ -104,7 +104,7 @@ impl PostgresStore {
         let session = database.wait(database.connect())??;
         let name = "SELECT gen_random_uuid()::text";
         let holder = database.wait(session.simple(name))?.map_err(|trouble| database.error(trouble))?;
-        let holder = holder.into_iter().next().unwrap_or_default();
+        let holder = format!(" {}", holder.first().map_or("", String::as_str));
         Ok(PostgresStore {
             database,
             session: Some(session),
@@ -113,6 +113,14 @@ impl PostgresStore {
             term: None,
             settle: SETTLE,
         })
+    }
+
+    /// Is called so where it took the store from another.
+    #[must_use]
+    pub fn called(mut self, name: &str) -> PostgresStore {
+        let (_, identity) = self.holder.rsplit_once(' ').unwrap_or_default();
+        self.holder = format!("{name} {identity}");
+        self
     }
 
     /// Keeps this many rows of the journal instead of [`JOURNAL_ROWS`].
@@ -167,9 +175,10 @@ impl PostgresStore {
         let held = session.simple("SELECT term FROM meta FOR UPDATE").await?;
         if let Some(ours) = self.term {
             // The term may be one that this writer took without ever hearing so.
-            let text = "SELECT holder FROM terms ORDER BY term DESC LIMIT 1";
-            if session.simple(text).await?[0] != self.holder {
-                return Err(StoreError::Fenced { ours, held: held[0].parse().unwrap_or_default() }.into());
+            let holder = holder(session).await?;
+            if holder != self.holder {
+                let held = held[0].parse().unwrap_or_default();
+                return Err(StoreError::Fenced { ours, held, by: name(&holder) }.into());
             }
         }
         session.client.batch_execute("UPDATE meta SET term = term + 1").await?;
@@ -232,6 +241,17 @@ impl PostgresStore {
     }
 }
 
+/// Who took the store last.
+async fn holder(session: &Session) -> Result<String, Trouble> {
+    let found = session.simple("SELECT holder FROM aviflow.terms ORDER BY term DESC LIMIT 1").await?;
+    Ok(found.into_iter().next().unwrap_or_default())
+}
+
+/// What a holder calls itself, if it does. An earlier version had no names.
+fn name(holder: &str) -> Option<String> {
+    holder.rsplit_once(' ').map(|(name, _)| name.to_owned()).filter(|name| !name.is_empty())
+}
+
 /// Begins the transaction of a commit, and checks that it may be one.
 async fn begin(session: &Session, batch: &Batch) -> Result<Numbers, Trouble> {
     let text = "BEGIN ISOLATION LEVEL READ COMMITTED;
@@ -241,7 +261,7 @@ async fn begin(session: &Session, batch: &Batch) -> Result<Numbers, Trouble> {
     let number = |index: usize| found[index].parse::<i64>().unwrap_or_default();
     let (held, last) = (uint(number(1)), uint(number(2)));
     if held != batch.term.0 {
-        return Err(StoreError::Fenced { ours: batch.term.0, held }.into());
+        return Err(StoreError::Fenced { ours: batch.term.0, held, by: name(&holder(session).await?) }.into());
     }
     if batch.generation != last + 1 {
         return Err(failed(format!(

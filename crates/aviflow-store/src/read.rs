@@ -12,7 +12,7 @@
 use crate::usage::{By, Usage};
 use aviflow_core::ledger::{Entry, GpuState};
 use aviflow_core::lifecycle::Moment;
-use aviflow_core::model::{Job, JobId, JobKey, Node};
+use aviflow_core::model::{Job, JobId, JobKey, Node, Term};
 use aviflow_core::time::Time;
 use aviflow_engine::ports::{Act, ActKind, JobRecord, StoreError};
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,6 +20,12 @@ use std::fmt::Debug;
 
 /// Reads a store beside its writer.
 pub trait Reader: Debug + Send + Sync {
+    /// The term under which the store is held now: who has a lower one writes no more.
+    ///
+    /// # Errors
+    /// If the store cannot be read.
+    fn term(&self) -> Result<Term, StoreError>;
+
     /// Jobs, newest first.
     ///
     /// # Errors

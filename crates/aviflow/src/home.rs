@@ -133,6 +133,21 @@ impl Home {
         })
     }
 
+    /// The same where several may be in one folder, of which another decides who works: none if one of them has it.
+    pub fn try_lock_server(&self) -> Result<Option<Lock>> {
+        self.try_lock("server.lock", FlockOperation::NonBlockingLockExclusive)
+    }
+
+    /// Takes back what a control plane wrote of where it listens, unless another has written it since.
+    pub fn forget_server(&self, file: &ServerFile) {
+        let path = self.join("server.json");
+        let written = fs::read(&path).ok().and_then(|bytes| serde_json::from_slice::<ServerFile>(&bytes).ok());
+        if written.as_ref() == Some(file) {
+            // It may be gone; and who reads it looks whether the lock is held.
+            let _ = fs::remove_file(path);
+        }
+    }
+
     /// Waits until no control plane runs here.
     pub fn wait_stopped(&self) -> Result<()> {
         self.lock_file("server.lock", FlockOperation::LockShared).map(drop)

@@ -6,6 +6,7 @@
 mod body;
 mod housekeeping;
 mod kube;
+mod seat;
 mod shipped;
 pub mod store;
 
@@ -16,25 +17,29 @@ use crate::commands::goes_on;
 use crate::error::{Failure, Result, While};
 use crate::home::{Home, PoolFile, ServerFile};
 use crate::output::{Output, note, now, print};
+use aviflow_api::environment::hex;
 use aviflow_api::file::Defaults;
 use aviflow_core::gpus::Slots;
 use aviflow_core::model::Phase;
 use aviflow_engine::driver::{Handle, Starter};
 use aviflow_engine::ports::{Cluster, Observation, StoreError};
+use aviflow_kube::Client;
 use aviflow_link::Durable;
 use aviflow_local::Objects as Find;
 use aviflow_local::{LocalCluster, LocalConfig, NodeConfig};
 use aviflow_server::{Body, Info, Parts, Server, ServerConfig, Token};
 use aviflow_store::{FileTelemetry, Objects};
 use housekeeping::Housekeeping;
+use seat::{Seat, Stop};
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::pin::Pin;
 use std::sync::Arc;
 use store::Stores;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
 /// Threads that may wait for the disk or the engine.
@@ -88,19 +93,75 @@ fn run(args: &ServeArgs, announce: &mut dyn FnMut(Announcement)) -> Result<()> {
         None => Home::find()?,
     };
     home.create()?;
-    let _lock = home.lock_server()?;
-    // Of one that was killed; nobody may take it for this one's.
-    let _ = std::fs::remove_file(home.join("server.json"));
-    let pool = pool(&home, &args.pool)?;
+    let store = store::choose(&home, args.store.as_ref().map(|store| store.0.as_str()))?;
+    // Of several on one database the term says who writes, and a lease who shall; they may share a home folder.
+    let shares = args.kube.kube && store.is_shared();
+    let mut lock = if shares { None } else { Some(home.lock_server()?) };
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .max_blocking_threads(BLOCKING_THREADS)
         .enable_all()
         .build()
         .or_fail(|| "threads cannot be started".to_owned())?;
-    let stores = store::open(&home, args.store.as_ref().map(|store| store.0.as_str()))?;
-    let plane = Plane::start(&home, &pool, &args.kube, stores, &runtime)?;
-    runtime.block_on(plane.serve(&home, args.pool.listen.as_deref(), announce))
+    let client = args.kube.kube.then(|| kube::connect(&runtime)).transpose()?;
+    let listener = runtime.block_on(listen(args.pool.listen.as_deref(), args.kube.kube))?;
+    let mut stop = runtime.block_on(async { Stop::listen() })?;
+    let me = called(&args.kube, &home, shares);
+    let seat = match kube::lease(&args.kube, client.as_ref(), shares, &me) {
+        Some(lease) => match runtime.block_on(Seat::wait(lease, &listener, &mut stop))? {
+            Some(seat) => Some(seat),
+            None => return Ok(()),
+        },
+        None => None,
+    };
+    if lock.is_none() {
+        // One that is being replaced, or whose machine is gone, may have it a little longer. It says nothing here.
+        lock = home.try_lock_server()?;
+    }
+    // Of one that was killed; nobody may take it for this one's.
+    let _ = std::fs::remove_file(home.join("server.json"));
+    let pool = pool(&home, &args.pool)?;
+    let stores = store.open(&home, &me)?;
+    let plane = Plane::start(&home, &pool, &args.kube, client, stores, seat, &runtime)?;
+    let served = runtime.block_on(plane.serve(&home, listener, stop, announce));
+    drop(lock);
+    served
+}
+
+/// What this control plane calls itself before others. Nobody else does while it runs.
+fn called(args: &KubeArgs, home: &Home, shares: bool) -> String {
+    if let Some(pod) = &args.pod {
+        return pod.clone();
+    }
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    if shares {
+        return format!("{host}_{}_{}", std::process::id(), now());
+    }
+    // Who has the lock of the folder is the only one of it, so that the next need not wait for the one before.
+    let mut folder = hex(&Sha256::digest(home.path().as_os_str().as_encoded_bytes()));
+    folder.truncate(8);
+    format!("{host}_{folder}")
+}
+
+/// Listens where it is asked to.
+async fn listen(address: Option<&str>, anywhere: bool) -> Result<TcpListener> {
+    let address = address.unwrap_or("127.0.0.1:0");
+    let listener = TcpListener::bind(address).await.map_err(|e| {
+        Failure::new(format!("the control plane cannot listen on {address}: {e}"))
+            .help("choose another address with --listen")
+    })?;
+    let bound = local_address(&listener)?;
+    if !bound.ip().is_loopback() && !anywhere {
+        return Err(Failure::usage(format!(
+            "other machines could reach {bound}, and whoever has the token can run commands here"
+        ))
+        .help("listen on 127.0.0.1; from another machine, come in through `ssh -L`"));
+    }
+    Ok(listener)
+}
+
+fn local_address(listener: &TcpListener) -> Result<SocketAddr> {
+    listener.local_addr().or_fail(|| "the listener has no address".to_owned())
 }
 
 /// The pool as it is asked for, else as it was, else the default.
@@ -123,12 +184,20 @@ struct Plane {
     ended: oneshot::Receiver<Option<StoreError>>,
     server: Server,
     started: i64,
-    /// Whether each request says by its own token whose it is.
-    shared: bool,
+    /// Where there may be several, of which this one decides.
+    seat: Option<Seat>,
 }
 
 impl Plane {
-    fn start(home: &Home, pool: &PoolFile, kube: &KubeArgs, stores: Stores, runtime: &Runtime) -> Result<Plane> {
+    fn start(
+        home: &Home,
+        pool: &PoolFile,
+        kube: &KubeArgs,
+        client: Option<Client>,
+        stores: Stores,
+        seat: Option<Seat>,
+        runtime: &Runtime,
+    ) -> Result<Plane> {
         let started = now();
         let folder = home.path();
         let token = Token::load_or_create(&home.join("token")).map_err(|e| Failure::new(e.to_string()))?;
@@ -145,12 +214,12 @@ impl Plane {
             forget_build(&builds, &observation);
             handle.observe(observation, durable);
         };
-        let (ground, client) = if kube.kube {
-            let find = finder(home, objects.clone());
-            let (ground, client) = kube::ground(kube, folder.to_owned(), find, telemetry.clone(), report, runtime)?;
-            (ground, Some(client))
-        } else {
-            (this_machine(config(home, pool, objects.clone())?, telemetry.clone(), report, runtime)?, None)
+        let ground = match &client {
+            Some(client) => {
+                let (client, find) = (client.clone(), finder(home, objects.clone()));
+                kube::ground(kube, client, folder.to_owned(), find, telemetry.clone(), report, runtime)?
+            }
+            None => this_machine(config(home, pool, objects.clone())?, telemetry.clone(), report, runtime)?,
         };
         let Ground { cluster, body, nodes } = ground;
         let (end, ended) = oneshot::channel();
@@ -162,6 +231,10 @@ impl Plane {
             .map_err(store_failure)?;
         if let Some(nodes) = nodes {
             forget_nodes(&engine, nodes)?;
+        }
+        if let Some(seat) = &seat {
+            let term = engine.read(|view| view.term).map_err(|e| Failure::platform(e.to_string()))?;
+            seat.took(reader.clone(), term);
         }
         Housekeeping {
             keeper,
@@ -199,25 +272,19 @@ impl Plane {
         if let Some(client) = client.filter(|_| !kube::observes(kube)) {
             kube::mirror(client, engine.clone(), server.applies(), reader, kube, runtime);
         }
-        Ok(Plane { engine, thread, ended, server, started, shared: kube.kube })
+        Ok(Plane { engine, thread, ended, server, started, seat })
     }
 
-    async fn serve(self, home: &Home, listen: Option<&str>, announce: &mut dyn FnMut(Announcement)) -> Result<()> {
-        let address = listen.unwrap_or("127.0.0.1:0");
-        let listener = TcpListener::bind(address).await.map_err(|e| {
-            Failure::new(format!("the control plane cannot listen on {address}: {e}"))
-                .help("choose another address with --listen")
-        })?;
-        let bound: SocketAddr = listener.local_addr().or_fail(|| "the listener has no address".to_owned())?;
-        if !bound.ip().is_loopback() && !self.shared {
-            return Err(Failure::usage(format!(
-                "other machines could reach {bound}, and whoever has the token can run commands here"
-            ))
-            .help("listen on 127.0.0.1; from another machine, come in through `ssh -L`"));
-        }
+    async fn serve(
+        mut self,
+        home: &Home,
+        listener: TcpListener,
+        mut stop: Stop,
+        announce: &mut dyn FnMut(Announcement),
+    ) -> Result<()> {
         let file = ServerFile {
             pid: std::process::id(),
-            url: format!("http://{}", reached_here(bound)),
+            url: format!("http://{}", reached_here(local_address(&listener)?)),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             started: self.started,
         };
@@ -228,36 +295,46 @@ impl Plane {
         let bytes = serde_json::to_vec_pretty(&file).or_fail(|| "server.json cannot be written".to_owned())?;
         home.write("server.json", &bytes)?;
         note(&format!("serving at {} as process {}", file.url, file.pid));
-        announce(Announcement::Ready(file));
+        announce(Announcement::Ready(file.clone()));
 
-        let Plane { engine, thread, mut ended, server, .. } = self;
-        let mut term = signal(SignalKind::terminate()).or_fail(|| "signals cannot be caught".to_owned())?;
-        let mut interrupt = signal(SignalKind::interrupt()).or_fail(|| "signals cannot be caught".to_owned())?;
+        let lost: Pin<Box<dyn Future<Output = Failure> + Send>> = match &mut self.seat {
+            Some(seat) => {
+                seat.opens().await;
+                Box::pin(seat.lost())
+            }
+            None => Box::pin(std::future::pending()),
+        };
+        let Plane { engine, thread, mut ended, server, seat, .. } = self;
         let (failed, mut reason) = oneshot::channel();
         let shutdown = async move {
-            tokio::select! {
-                _ = term.recv() => {}
-                _ = interrupt.recv() => {}
-                error = &mut ended => {
-                    // Received below, also if nothing waits there.
-                    let _ = failed.send(error.ok().flatten());
-                }
-            }
+            let failure = tokio::select! {
+                () = stop.asked() => return,
+                error = &mut ended => match error.ok().flatten() {
+                    Some(error) => store_failure(error),
+                    None => Failure::platform("the engine ended by itself"),
+                },
+                failure = lost => failure,
+            };
+            // Received below, also if nothing waits there.
+            let _ = failed.send(failure);
         };
         let served = server.serve(listener, shutdown).await;
         // First of all: a client that looks now must not come here.
-        let _ = std::fs::remove_file(home.join("server.json"));
+        home.forget_server(&file);
         let left = {
             let engine = engine.clone();
             tokio::task::spawn_blocking(move || left_behind(&engine)).await.unwrap_or_default()
         };
         engine.stop();
         tokio::task::spawn_blocking(move || thread.join()).await.ok();
+        // Last: whoever has it next finds everything written.
+        if let Some(seat) = seat {
+            seat.release().await;
+        }
         note(&format!("stopped\n{}", goes_on(&left.0, left.1)));
         served.map_err(|e| Failure::new(e.to_string()))?;
         match reason.try_recv() {
-            Ok(Some(error)) => Err(store_failure(error)),
-            Ok(None) => Err(Failure::platform("the engine ended by itself")),
+            Ok(failure) => Err(failure),
             Err(_) => Ok(()),
         }
     }

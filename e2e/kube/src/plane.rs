@@ -5,8 +5,11 @@ use aviflow_image::aviflow::Parts;
 use aviflow_testcluster::{Cluster, until};
 use serde_json::{Value, json};
 use std::fs::{self, File};
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The image of this project, with which job pods are prepared.
@@ -17,7 +20,8 @@ pub const LONGEST: Duration = Duration::from_secs(120);
 
 /// A control plane of a cluster. Dropping it kills it; pods stay.
 pub struct Plane {
-    home: tempfile::TempDir,
+    home: Arc<tempfile::TempDir>,
+    name: String,
     kubeconfig: PathBuf,
     address: String,
     process: Option<Child>,
@@ -66,16 +70,39 @@ impl Plane {
     /// # Errors
     /// If it does not start; the error quotes what it said.
     pub fn start_as(cluster: &Cluster, account: &str, extra: &[&str]) -> Result<Plane> {
+        let mut plane = Plane::named(cluster, account, "", extra)?;
+        plane.run()?;
+        Ok(plane)
+    }
+
+    /// One of several, which is not started yet: its lease has this name, as that of a pod has the pod's.
+    ///
+    /// # Errors
+    /// If the account gives no token.
+    pub fn named(cluster: &Cluster, account: &str, name: &str, extra: &[&str]) -> Result<Plane> {
         let mut plane = Plane {
-            home: tempfile::tempdir()?,
+            home: Arc::new(tempfile::tempdir()?),
+            name: name.to_owned(),
             kubeconfig: PathBuf::new(),
             address: cluster.host_ip(),
             process: None,
             extra: extra.iter().map(|e| (*e).to_owned()).collect(),
         };
         plane.kubeconfig = plane.account(cluster, account)?;
-        plane.run()?;
         Ok(plane)
+    }
+
+    /// Another in the same home folder, as two pods share a volume; it is not started yet.
+    #[must_use]
+    pub fn beside(&self, name: &str, extra: &[&str]) -> Plane {
+        Plane {
+            home: Arc::clone(&self.home),
+            name: name.to_owned(),
+            kubeconfig: self.kubeconfig.clone(),
+            address: self.address.clone(),
+            process: None,
+            extra: extra.iter().map(|e| (*e).to_owned()).collect(),
+        }
     }
 
     /// A kubeconfig with the rights of an account of Aviflow's namespace, and no others.
@@ -115,22 +142,19 @@ impl Plane {
         command
     }
 
-    /// Starts it (again), at the same addresses.
+    fn log_path(&self) -> PathBuf {
+        self.home.path().join(format!("serve{}.log", self.name))
+    }
+
+    /// Starts it (again), at the same addresses, and waits until it decides.
     ///
     /// # Errors
     /// If it does not start; the error quotes what it said.
     pub fn run(&mut self) -> Result<()> {
-        let log = self.home.path().join("serve.log");
-        let file = File::options().create(true).append(true).open(&log)?;
-        // It ends with the tests, however they end, as it holds ports that the next need.
-        let mut serve = Command::new("setpriv");
-        serve.args(["--pdeathsig", "KILL"]).arg(program("AVIFLOW_BIN")?);
-        let mut serve = self.as_person(serve);
-        serve.args(["serve", "--kube", "--image", IMAGE, "--advertise", &self.address]);
-        serve.args(["--agents", &format!("{}:7081", self.address), "--depot", &format!("{}:7082", self.address)]);
-        serve.args(&self.extra);
-        let mut child = serve.stdout(file.try_clone()?).stderr(file).spawn()?;
+        self.begin()?;
         let ready = self.home.path().join("home/server.json");
+        let log = self.log_path();
+        let child = self.process.as_mut().context("it was begun")?;
         until("the control plane answers", LONGEST, || {
             if let Some(status) = child.try_wait()? {
                 bail!("it ended ({status}): {}", fs::read_to_string(&log)?);
@@ -139,9 +163,40 @@ impl Plane {
             let ours =
                 serde_json::from_str::<Value>(&text).is_ok_and(|v| v["pid"].as_u64() == Some(u64::from(child.id())));
             Ok(ours.then_some(()))
-        })?;
-        self.process = Some(child);
+        })
+    }
+
+    /// Starts it (again), at the same addresses.
+    ///
+    /// # Errors
+    /// If it cannot be started.
+    pub fn begin(&mut self) -> Result<()> {
+        let file = File::options().create(true).append(true).open(self.log_path())?;
+        // It ends with the tests, however they end, as it holds ports that the next need.
+        let mut serve = Command::new("setpriv");
+        serve.args(["--pdeathsig", "KILL"]).arg(program("AVIFLOW_BIN")?);
+        let mut serve = self.as_person(serve);
+        serve.args(["serve", "--kube", "--image", IMAGE, "--advertise", &self.address]);
+        if !self.extra.iter().any(|e| e == "--agents") {
+            serve.args(["--agents", &format!("{}:7081", self.address), "--depot", &format!("{}:7082", self.address)]);
+        }
+        if !self.name.is_empty() {
+            serve.env("AVIFLOW_POD", &self.name);
+        }
+        serve.args(&self.extra);
+        self.process = Some(serve.stdout(file.try_clone()?).stderr(file).spawn()?);
         Ok(())
+    }
+
+    /// What it answers at a path, if it listens there: the status, and headers with the body.
+    pub fn asked(address: &str, path: &str) -> Option<(u16, String)> {
+        let mut stream = TcpStream::connect(address).ok()?;
+        stream.set_read_timeout(Some(LONGEST)).ok()?;
+        write!(stream, "GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n").ok()?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).ok()?;
+        let status = answer.split(' ').nth(1)?.parse().ok()?;
+        Some((status, answer))
     }
 
     /// Starts it again where a test has left it dead.
@@ -164,9 +219,33 @@ impl Plane {
         Ok(())
     }
 
+    /// Asks it to end, as Kubernetes does, and waits until it has.
+    ///
+    /// # Errors
+    /// If it does not run, or does not end.
+    pub fn stop(&mut self) -> Result<ExitStatus> {
+        let child = self.process.as_ref().context("it does not run")?;
+        let asked = Command::new("kill").args(["-TERM", &child.id().to_string()]).status()?;
+        ensure!(asked.success(), "`kill` ended with {asked}");
+        self.ended()
+    }
+
+    /// Waits until it has ended.
+    ///
+    /// # Errors
+    /// If it does not run, or does not end; the error quotes what it said.
+    pub fn ended(&mut self) -> Result<ExitStatus> {
+        let mut child = self.process.take().context("it does not run")?;
+        let ended = until("the control plane has ended", LONGEST, || Ok(child.try_wait()?));
+        if ended.is_err() {
+            self.process = Some(child);
+        }
+        ended.with_context(|| self.log())
+    }
+
     /// What it said.
     pub fn log(&self) -> String {
-        fs::read_to_string(self.home.path().join("serve.log")).unwrap_or_default()
+        fs::read_to_string(self.log_path()).unwrap_or_default()
     }
 
     /// Runs a command of a person.

@@ -93,6 +93,7 @@ fn install(cluster: &mut Cluster) {
     assert!(said.ok, "{}", said.err);
     for (values, told) in [
         ("replicas=2", "two replicas cannot share an SQLite file"),
+        ("replicas=2,store.kind=postgres", "write storage.accessModes: [ReadWriteMany]"),
         ("mode=observ", "write schedule or observe"),
         ("store.kind=mysql", "write sqlite or postgres"),
     ] {
@@ -117,12 +118,17 @@ fn install(cluster: &mut Cluster) {
         "--kube-version",
         "1.36.0",
         "--set",
-        "replicas=2,store.kind=postgres",
+        "replicas=2,store.kind=postgres,storage.accessModes={ReadWriteMany}",
         "-s",
         "templates/deployment.yaml",
     ];
     let two = cluster.run("helm", "admin", &two, "");
-    assert!(two.out.contains("type: RollingUpdate") && two.out.contains("AVIFLOW_STORE"), "{}{}", two.out, two.err);
+    assert!(
+        two.out.contains("topologySpreadConstraints") && two.out.contains("AVIFLOW_STORE"),
+        "{}{}",
+        two.out,
+        two.err
+    );
 }
 
 /// Somebody who may do everything with jobs in one namespace, and nothing else.

@@ -99,7 +99,7 @@ impl Store for SimStore {
     fn commit(&mut self, batch: &Batch) -> Result<(), StoreError> {
         let mut d = self.0.borrow_mut();
         if batch.term != d.loaded.term {
-            return Err(StoreError::Fenced { ours: batch.term.0, held: d.loaded.term.0 });
+            return Err(StoreError::Fenced { ours: batch.term.0, held: d.loaded.term.0, by: None });
         }
         if batch.generation != d.loaded.generation + 1 {
             let last = d.loaded.generation;

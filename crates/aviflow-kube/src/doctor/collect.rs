@@ -160,6 +160,7 @@ async fn missing_rights(client: &Client, namespace: &str) -> Seen<Vec<Right>> {
             "groups": ["system:serviceaccounts", format!("system:serviceaccounts:{namespace}"), "system:authenticated"],
             "resourceAttributes": {
                 "verb": right.verb, "group": right.group, "resource": resource, "subresource": subresource,
+                "name": right.name.unwrap_or_default(), "namespace": if right.own { namespace } else { "" },
             },
         }}));
         let review: SubjectAccessReview = review.map_err(|e| e.to_string())?;

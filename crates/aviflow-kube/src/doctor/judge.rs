@@ -91,7 +91,7 @@ pub fn judge(facts: &Facts) -> Vec<Finding> {
             return out.push(good("rights", format!("{account} may do all that it does")));
         }
         let list = some(&missing.iter().map(|right| format!("`{right}`")).collect::<Vec<_>>());
-        let remedy = "apply ClusterRole and ClusterRoleBinding `aviflow-control-plane` of the manifest";
+        let remedy = "apply the roles `aviflow-control-plane` of the manifest, with their bindings";
         out.push(match missing.iter().all(|right| !right.observe) {
             true if missing.len() == super::rights().iter().filter(|r| !r.observe).count() => doubtful(
                 "rights",

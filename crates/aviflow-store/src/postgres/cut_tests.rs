@@ -199,8 +199,8 @@ fn what_became_of_a_commit_is_known_also_after_others_took_over() {
         // Others have written commits of the same number since.
         let database = Arc::clone(&store.database);
         assert_eq!(database.wait(store.settle(&batch, "for a test")).unwrap(), Ok(arrives));
-        assert_eq!(store.commit(&batch), Err(StoreError::Fenced { ours: 1, held: 3 }));
-        assert_eq!(store.acquire().unwrap_err(), StoreError::Fenced { ours: 1, held: 3 });
+        assert_eq!(store.commit(&batch), Err(StoreError::Fenced { ours: 1, held: 3, by: None }));
+        assert_eq!(store.acquire().unwrap_err(), StoreError::Fenced { ours: 1, held: 3, by: None });
     }
 }
 

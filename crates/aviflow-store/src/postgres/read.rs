@@ -9,7 +9,7 @@ use crate::read::{ActFilter, ActRow, Filter, Kept, MomentRow, NAMESPACES, PAGE, 
 use crate::usage::{By, Owner, Report, Usage};
 use aviflow_core::ledger::{self, Entry, GpuState, Open};
 use aviflow_core::lifecycle::Moment;
-use aviflow_core::model::{JobId, JobKey, Node, NodeId};
+use aviflow_core::model::{JobId, JobKey, Node, NodeId, Term};
 use aviflow_core::time::Time;
 use aviflow_engine::ports::{Act, JobRecord, StoreError};
 use std::collections::{BTreeMap, BTreeSet};
@@ -57,6 +57,11 @@ impl PostgresReader {
 }
 
 impl Reader for PostgresReader {
+    fn term(&self) -> Result<Term, StoreError> {
+        let term = self.one("SELECT term FROM meta", &[], |r| get(r, 0))?;
+        Ok(Term(term.map_or(0, uint)))
+    }
+
     fn jobs(&self, filter: &Filter) -> Result<Vec<Kept>, StoreError> {
         let (text, values) = list_query(filter);
         self.rows(&text, &values, kept)

@@ -67,6 +67,9 @@ impl Harness for Postgres {
         let filter = ActFilter { limit: u32::MAX, ..ActFilter::default() };
         self.store.reader().acts(&filter).unwrap().into_iter().map(|r| r.act).collect()
     }
+    fn term(&self) -> Term {
+        self.store.reader().term().unwrap()
+    }
 }
 
 #[test]
@@ -173,10 +176,14 @@ fn who_was_fenced_takes_the_store_no_more() {
     first.store.commit(&world.batch(&mut Rng(1))).unwrap();
     // After a failure it may take its own store again.
     assert_eq!(first.store.acquire().unwrap().term, Term(2));
-    let mut second = PostgresStore::open(&first.url).unwrap();
+    let mut second = PostgresStore::open(&first.url).unwrap().called("aviflow-1");
     assert_eq!(second.acquire().unwrap().term, Term(3));
-    let fenced = StoreError::Fenced { ours: 2, held: 3 };
+    let fenced = StoreError::Fenced { ours: 2, held: 3, by: Some("aviflow-1".to_owned()) };
     assert_eq!(first.store.acquire().unwrap_err(), fenced);
+    assert!(
+        fenced.to_string().starts_with("another control plane, aviflow-1, took over the store (term 3"),
+        "{fenced}"
+    );
     world.model.term = Term(2);
     assert_eq!(first.store.commit(&world.clone().batch(&mut Rng(2))), Err(fenced));
     world.model.term = Term(3);

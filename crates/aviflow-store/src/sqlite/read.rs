@@ -11,7 +11,7 @@ use crate::usage::{By, Report, Usage};
 use aviflow_core::gpus::GpuSet;
 use aviflow_core::ledger::{Entry, GpuState, Owner};
 use aviflow_core::lifecycle::Moment;
-use aviflow_core::model::{JobId, JobKey, Node};
+use aviflow_core::model::{JobId, JobKey, Node, Term};
 use aviflow_core::time::Time;
 use aviflow_engine::ports::{JobRecord, StoreError};
 use rusqlite::types::Value;
@@ -69,6 +69,13 @@ impl SqliteReader {
 }
 
 impl Reader for SqliteReader {
+    fn term(&self) -> Result<Term, StoreError> {
+        self.with(|conn| {
+            let term: i64 = conn.query_row("SELECT term FROM meta", [], |r| r.get(0)).map_err(sql)?;
+            Ok(Term(uint(term)))
+        })
+    }
+
     fn jobs(&self, filter: &Filter) -> Result<Vec<Kept>, StoreError> {
         let (text, params) = list_query(filter);
         self.with(|conn| {

@@ -54,6 +54,10 @@ impl Harness for Sqlite {
     fn acts(&self) -> Vec<Act> {
         all_acts(&self.store.as_ref().unwrap().reader().unwrap())
     }
+
+    fn term(&self) -> Term {
+        self.store.as_ref().unwrap().reader().unwrap().term().unwrap()
+    }
 }
 
 /// Newest first.

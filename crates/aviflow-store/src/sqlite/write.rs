@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 pub(super) fn check_term(conn: &Connection, ours: Term) -> Result<(), StoreError> {
     let held: i64 = query_one(conn, "SELECT term FROM meta")?;
-    if uint(held) == ours.0 { Ok(()) } else { Err(StoreError::Fenced { ours: ours.0, held: uint(held) }) }
+    if uint(held) == ours.0 { Ok(()) } else { Err(StoreError::Fenced { ours: ours.0, held: uint(held), by: None }) }
 }
 
 fn query_one(conn: &Connection, text: &str) -> Result<i64, StoreError> {

@@ -316,7 +316,11 @@ pub struct KubeArgs {
     #[arg(long, env = "AVIFLOW_NAMESPACE", value_name = "NAME", default_value = "aviflow-system", requires = "kube")]
     pub kube_namespace: String,
 
-    /// The pod in which this runs, if it runs in one
+    /// The Lease there under which one of several control planes decides
+    #[arg(long, env = "AVIFLOW_LEASE", value_name = "NAME", default_value = aviflow_kube::lease::NAME, requires = "kube")]
+    pub lease: String,
+
+    /// The pod that this runs in, whose name the lease then has
     #[arg(long, env = "AVIFLOW_POD", hide = true, value_name = "NAME", requires = "kube")]
     pub pod: Option<String>,
 

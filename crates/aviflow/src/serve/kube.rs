@@ -18,6 +18,7 @@ use aviflow_kube::depot::Objects;
 use aviflow_kube::documents::{self, Documents, Journal};
 use aviflow_kube::fence::FENCE_AFTER;
 use aviflow_kube::identity::Reviews;
+use aviflow_kube::lease::Lease;
 use aviflow_kube::mirror::{self, Mirror};
 use aviflow_kube::own;
 use aviflow_kube::pod::Site;
@@ -49,15 +50,8 @@ const LOG_BUFFER: u64 = 256 << 20;
 /// How often a worker is looked at that ships its last lines.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// The cluster as it is asked for.
-pub fn ground(
-    args: &KubeArgs,
-    home: PathBuf,
-    objects: Objects,
-    telemetry: Arc<FileTelemetry>,
-    report: impl Fn(Observation, Option<Durable>) + Send + Sync + 'static,
-    runtime: &Runtime,
-) -> Result<(Ground, Client)> {
+/// The cluster of this pod or of a kubeconfig, which answers.
+pub fn connect(runtime: &Runtime) -> Result<Client> {
     let client = runtime.block_on(Client::try_default()).map_err(|e| {
         Failure::new(format!("no Kubernetes cluster can be found: {e}"))
             .help("run it in a pod of the cluster, or set KUBECONFIG")
@@ -66,6 +60,26 @@ pub fn ground(
         Failure::new(format!("the apiserver does not answer: {e}"))
             .help("`kubectl version` shows whether it can be reached")
     })?;
+    note(&format!("the pool is a cluster of Kubernetes {}", version.git_version));
+    Ok(client)
+}
+
+/// The lease under which this control plane may decide; none where it only looks, with a store of its own.
+pub fn lease(args: &KubeArgs, client: Option<&Client>, shares: bool, me: &str) -> Option<Lease> {
+    let client = client.filter(|_| shares || !observes(args))?;
+    Some(Lease::new(client.clone(), &args.kube_namespace, &args.lease, me))
+}
+
+/// The cluster as it is asked for.
+pub fn ground(
+    args: &KubeArgs,
+    client: Client,
+    home: PathBuf,
+    objects: Objects,
+    telemetry: Arc<FileTelemetry>,
+    report: impl Fn(Observation, Option<Durable>) + Send + Sync + 'static,
+    runtime: &Runtime,
+) -> Result<Ground> {
     let listen = |address: SocketAddr| {
         runtime.block_on(TcpListener::bind(address)).map_err(|e| {
             Failure::new(format!("the control plane cannot listen on {address}: {e}"))
@@ -88,7 +102,7 @@ pub fn ground(
         log_buffer: LOG_BUFFER,
         fence_after: args.fence_after.map_or(FENCE_AFTER, Span::seconds),
     };
-    note(&format!("the pool is a cluster of Kubernetes {}; agents reach this at {}", version.git_version, site.agents));
+    note(&format!("agents reach this at {}", site.agents));
     let config = KubeConfig {
         client: client.clone(),
         namespace: args.kube_namespace.clone(),
@@ -99,8 +113,8 @@ pub fn ground(
     let cluster = KubeCluster::start(config, listeners, telemetry, report, runtime.handle());
     let handle = cluster.handle();
     let volumes = args.volumes.clone().unwrap_or_else(|| home.join("volumes"));
-    let body = Arc::new(Kube { client: client.clone(), handle, runtime: runtime.handle().clone(), volumes });
-    Ok((Ground { cluster: Box::new(cluster), body, nodes: None }, client))
+    let body = Arc::new(Kube { client, handle, runtime: runtime.handle().clone(), volumes });
+    Ok(Ground { cluster: Box::new(cluster), body, nodes: None })
 }
 
 /// The image with which job pods are prepared.

@@ -30,8 +30,17 @@ struct StoreFile {
     address: String,
 }
 
-/// Opens the store that is asked for.
-pub fn open(home: &Home, asked: Option<&str>) -> Result<Stores> {
+/// A store that is chosen and not taken: nothing of it was changed.
+#[derive(Debug)]
+pub enum Choice {
+    /// The file in the home folder.
+    File,
+    /// A database, which answers.
+    Database(Box<PostgresStore>),
+}
+
+/// Finds the store that is asked for.
+pub fn choose(home: &Home, asked: Option<&str>) -> Result<Choice> {
     match (asked, remembered(home)) {
         (None, Some(address)) => Err(Failure::usage(format!(
             "the store of the control plane in {} is in PostgreSQL, at {address}, and no store was named",
@@ -41,13 +50,30 @@ pub fn open(home: &Home, asked: Option<&str>) -> Result<Stores> {
             "set AVIFLOW_STORE to its address, with the password; with `--store sqlite` it begins with the file in \
              the home folder instead, and trainings that the file does not know are stopped",
         )),
-        (None | Some("" | FILE), _) => file(home),
+        (None | Some("" | FILE), _) => Ok(Choice::File),
         (Some(address), _) if address.starts_with("postgres://") || address.starts_with("postgresql://") => {
-            database(home, address)
+            let store = PostgresStore::open(address).map_err(store_failure)?;
+            note(&format!("the store is {}", store.shown()));
+            Ok(Choice::Database(Box::new(store)))
         }
         // Not repeated: it may be an address with a password and a slip of the pen.
         (Some(_), _) => Err(Failure::usage("the store is neither `sqlite` nor an address of a PostgreSQL database")
             .help("write --store postgres://USER:PASSWORD@HOST:PORT/DATABASE, or set AVIFLOW_STORE to it")),
+    }
+}
+
+impl Choice {
+    /// Whether several control planes can have it, of which one writes.
+    pub fn is_shared(&self) -> bool {
+        matches!(self, Choice::Database(_))
+    }
+
+    /// Opens it for the one that is to write, who calls itself `me`. The home folder keeps to it from now on.
+    pub fn open(self, home: &Home, me: &str) -> Result<Stores> {
+        match self {
+            Choice::File => file(home),
+            Choice::Database(store) => database(home, store.called(me)),
+        }
     }
 }
 
@@ -64,10 +90,8 @@ fn file(home: &Home) -> Result<Stores> {
     Ok(Stores { store: Box::new(store), reader, keeper })
 }
 
-fn database(home: &Home, address: &str) -> Result<Stores> {
-    let store = PostgresStore::open(address).map_err(store_failure)?;
+fn database(home: &Home, store: PostgresStore) -> Result<Stores> {
     let shown = store.shown().to_owned();
-    note(&format!("the store is {shown}"));
     let bytes = serde_json::to_vec_pretty(&StoreFile { address: shown })
         .or_fail(|| "store.json cannot be written".to_owned())?;
     home.write("store.json", &bytes)?;
@@ -89,7 +113,7 @@ mod tests {
     use aviflow_store::contract::server::Server;
 
     fn opens(home: &Home, asked: Option<&str>) -> std::result::Result<u64, String> {
-        match open(home, asked) {
+        match choose(home, asked).and_then(|choice| choice.open(home, "aviflow")) {
             Ok(mut stores) => Ok(stores.store.acquire().expect("it can be taken").term.0),
             Err(failure) => Err(failure.message),
         }

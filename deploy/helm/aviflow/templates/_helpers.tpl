@@ -41,4 +41,8 @@ system:serviceaccount:{{ .Release.Namespace }}:aviflow
 {{- if and (gt (int .Values.replicas) 1) (eq .Values.store.kind "sqlite") }}
 {{- fail "two replicas cannot share an SQLite file; write store.kind: postgres, or replicas: 1" }}
 {{- end }}
+{{- $shared := or .Values.storage.existingClaim (has "ReadWriteMany" .Values.storage.accessModes) }}
+{{- if and (gt (int .Values.replicas) 1) (not $shared) }}
+{{- fail "two replicas share the volume of logs and code snapshots; write storage.accessModes: [ReadWriteMany], or name a claim with that mode in storage.existingClaim" }}
+{{- end }}
 {{- end }}

@@ -3,7 +3,7 @@
 use super::LONGEST;
 use crate::World;
 use anyhow::{Result, ensure};
-use aviflow_e2e_kube::Phase as _;
+use aviflow_e2e_kube::{Phase as _, Plane};
 use aviflow_testcluster::until;
 use serde_json::json;
 
@@ -96,7 +96,12 @@ pub fn a_job_of_the_command_line_has_its_object(world: &mut World) -> Result<()>
 
 /// The ledger sums to the capacity, to the millisecond.
 pub fn balanced(world: &mut World) -> Result<()> {
-    let usage = world.plane.json(&["usage", "--by", "state"])?;
+    partitions(&world.plane)
+}
+
+/// The ledger of a control plane partitions all GPU time.
+pub fn partitions(plane: &Plane) -> Result<()> {
+    let usage = plane.json(&["usage", "--by", "state"])?;
     let rows = usage["rows"].as_array().cloned().unwrap_or_default();
     let sum: i64 = rows.iter().filter_map(|row| row["total"].as_i64()).sum();
     ensure!(usage["capacity"].as_i64() == Some(sum) && sum > 0, "GPU-milliseconds are missing: {usage}");

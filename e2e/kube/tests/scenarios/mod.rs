@@ -11,10 +11,12 @@ mod others;
 mod teams;
 mod training;
 mod trouble;
+mod two;
 
 use crate::World;
 use anyhow::Result;
-use aviflow_testcluster::Cluster;
+use aviflow_e2e_kube::Phase as _;
+use aviflow_testcluster::{Cluster, until};
 use std::time::Duration;
 
 /// A test on a cluster that others use after it.
@@ -50,6 +52,8 @@ pub const ALL: &[(&str, Test)] = &[
     ("a_node_is_checked_before_it_takes_work_again", care::a_node_is_checked_before_it_takes_work_again),
     ("a_control_plane_may_die_at_any_time", crashes::a_control_plane_may_die_at_any_time),
     ("the_apiserver_may_be_away", crashes::the_apiserver_may_be_away),
+    ("the_second_control_plane_takes_over", two::the_second_control_plane_takes_over),
+    ("two_control_planes_by_mistake", two::two_control_planes_by_mistake),
     ("a_node_that_is_cut_off_runs_nothing_twice", cut::a_node_that_is_cut_off_runs_nothing_twice),
 ];
 
@@ -65,6 +69,12 @@ pub fn install(cluster: &Cluster) -> Result<()> {
     cluster.kubectl_with(&["apply", "--server-side", "-f", "-"], &documents.join("\n---\n"))?;
     cluster.kubectl_ok(&["wait", "--for=condition=Established", "crd", "--all", "--timeout=60s"])?;
     aviflow_e2e_kube::knows_the_kinds(cluster)
+}
+
+/// Deletes all jobs while a control plane looks after them, and waits until nothing is left of them.
+pub fn sweep_jobs(world: &World) -> Result<()> {
+    world.cluster.kubectl_ok(&["delete", "trainingjobs", "--all", "--timeout=90s"])?;
+    until("no pod is left", LONGEST, || Ok(world.cluster.pods()?.is_empty().then_some(())))
 }
 
 /// What a test that failed may have left, so that the next does not fail of it.

@@ -106,7 +106,7 @@ fn each_lack_is_found_and_named() {
         f.policies.as_mut().expect("policies").remove("ValidatingAdmissionPolicyBinding aviflow-pods");
     };
     check(unbound, "admission", Broken, "ValidatingAdmissionPolicyBinding aviflow-pods");
-    let right = Right { verb: "create", group: "", resource: "pods", observe: false };
+    let right = Right { verb: "create", group: "", resource: "pods", name: None, own: false, observe: false };
     check(|f| f.missing_rights = Ok(vec![right]), "rights", Broken, "`create pods`");
     let looks = rights().into_iter().filter(|r| !r.observe).collect();
     check(|f| f.missing_rights = Ok(looks), "rights", Doubtful, "may only look");

@@ -8,6 +8,7 @@ use crate::body::Body;
 use crate::books::Books;
 use crate::depot::{self, Objects};
 use crate::keep::Keeping;
+use crate::mounts::Trouble;
 use crate::observe::Sightings;
 use crate::pod;
 use crate::site::{PodRef, Pods};
@@ -87,6 +88,8 @@ pub(crate) enum Message {
     Created(StreamKey, PodRef),
     /// A worker's pod cannot be made.
     NotCreated(StreamKey, String),
+    /// A worker's pod is on its node and does not begin.
+    NotBegun(StreamKey, PodRef, Trouble),
     /// Somebody asks who holds the GPUs.
     Observe(oneshot::Sender<Observed>),
 }

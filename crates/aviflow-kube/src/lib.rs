@@ -16,13 +16,17 @@
 //! | [`object`] | the TrainingJob object: from a document, and its status |
 //! | [`cluster`] | orders in, observations out: `body` takes them, `lookout` sees, `create` makes pods,
 //! | | `keep` holds what is promised |
+//! | `mounts` | why a pod on its node does not begin |
 //! | [`api`] | requests to the apiserver, tried again where that is safe |
 //! | [`site`] | who an agent is |
 //! | [`identity`] | who asks through the API, and what he may |
 //! | [`reach`] | the way from a person's machine to the control plane |
 //! | [`depot`] | where pods fetch their code |
 //! | [`namespace`] | what a namespace needs before job pods can be in it |
+//! | [`registry`] | which content a tag stands for |
+//! | [`resolve`] | what the containers of a job are to run |
 //! | [`mirror`] | objects become jobs, jobs have objects |
+//! | [`events`] | what happened to a job, as Events of its object |
 //! | [`documents`] | the same for queues and pools |
 //! | [`doctor`] | whether a cluster has what jobs need |
 //!
@@ -37,12 +41,14 @@ mod create;
 pub mod depot;
 pub mod doctor;
 pub mod documents;
+pub mod events;
 pub mod fate;
 pub mod fence;
 pub mod identity;
 mod keep;
 mod lookout;
 pub mod mirror;
+pub mod mounts;
 pub mod names;
 pub mod namespace;
 pub mod object;
@@ -50,6 +56,8 @@ pub mod observe;
 pub mod pod;
 pub mod profile;
 pub mod reach;
+pub mod registry;
+pub mod resolve;
 pub mod site;
 
 pub use cluster::{KubeCluster, KubeConfig, KubeHandle, Listeners};

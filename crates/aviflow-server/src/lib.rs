@@ -49,5 +49,5 @@ mod tests;
 pub use access::{Asked, Identities, Unavailable};
 pub use app::{Applies, Info, Parts, Server, ServerConfig, ServerError};
 pub use auth::{Token, TokenError};
-pub use body::{Body, BodyAgent, CatalogueEntry, ExecRefusal, ExecTarget};
-pub use submit::Applied;
+pub use body::{Body, BodyAgent, CatalogueEntry, ExecRefusal, ExecTarget, Resolving, Unresolved};
+pub use submit::{Applied, NotTaken};

@@ -51,4 +51,19 @@ impl Registry {
             other => bail!("the registry stored {name} as {other:?}, not as {digest}"),
         }
     }
+
+    /// Lets a tag stand for an image that was pushed, named by its digest; returns the reference by tag.
+    ///
+    /// # Errors
+    /// If the reference names no image of this registry.
+    pub fn tag(&self, pushed: &str, tag: &str) -> Result<String> {
+        let (repository, digest) = pushed.split_once('@').context("the reference has no digest")?;
+        let name = repository.strip_prefix(&format!("{}/", self.address)).context("it is of another registry")?;
+        let base = format!("http://{}/v2/{name}/manifests", self.address);
+        let kind = Archive::manifest_type();
+        let mut manifest = ureq::get(format!("{base}/{digest}")).header("Accept", kind).call()?;
+        let manifest = manifest.body_mut().read_to_vec()?;
+        ureq::put(format!("{base}/{tag}")).content_type(kind).send(&manifest).context("the tag")?;
+        Ok(format!("{repository}:{tag}"))
+    }
 }

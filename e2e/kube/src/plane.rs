@@ -20,6 +20,7 @@ pub struct Plane {
     home: tempfile::TempDir,
     kubeconfig: PathBuf,
     address: String,
+    registry: String,
     process: Option<Child>,
     extra: Vec<String>,
 }
@@ -78,6 +79,7 @@ impl Plane {
             home: tempfile::tempdir()?,
             kubeconfig: PathBuf::new(),
             address: cluster.host_ip(),
+            registry: cluster.registry().address().to_owned(),
             process: None,
             extra: extra.iter().map(|e| (*e).to_owned()).collect(),
         };
@@ -135,6 +137,7 @@ impl Plane {
         serve.args(["--pdeathsig", "KILL"]).arg(program("AVIFLOW_BIN")?);
         let mut serve = self.as_person(serve);
         serve.args(["serve", "--kube", "--image", IMAGE, "--advertise", &self.address]);
+        serve.args(["--plain-registry", &self.registry]);
         serve.args(["--agents", &format!("{}:7081", self.address), "--depot", &format!("{}:7082", self.address)]);
         serve.args(&self.extra);
         let mut child = serve.stdout(file.try_clone()?).stderr(file).spawn()?;

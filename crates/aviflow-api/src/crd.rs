@@ -10,12 +10,14 @@
 //! Invariants: the API server takes every definition as it is, without a warning. What it takes of a
 //! job the reader of files takes as well, except what only a control plane can know.
 
+mod environment;
 mod kinds;
 mod object;
 mod rules;
 mod schema;
 mod status;
 
+pub use environment::{EnvironmentSpec, Launcher};
 pub use kinds::{environment, pool, queue, training_job};
 pub use object::{ObjectError, from_object, to_object};
 pub use status::*;

@@ -4,8 +4,10 @@
 //! place is its content, so its hash leaves out what people only read (name, version,
 //! description, owner): two names of one content share one cache.
 
+mod choose;
 mod lock;
 
+pub use choose::{Candidate, choose};
 pub use lock::check_lock;
 
 use crate::diagnostic::{Diagnostic, DiagnosticCode, sort};

@@ -13,16 +13,20 @@ pub const HASH_FACT: &str = "aviflow.hash";
 
 /// SHA-256, hexadecimal, over the canonical JSON (sorted keys, no blanks) of the
 /// document (which has the seed), the hash of its code, of its environment and
-/// of its data. Where and when it was submitted, and as a repetition of what,
+/// of its data, and what its image was resolved to. Where and when it was submitted, and as a repetition of what,
 /// does not enter.
 #[must_use]
 pub fn job_hash(spec: &JobSpec, provenance: &Provenance) -> String {
-    let whole = json!({
+    let mut whole = json!({
         "spec": spec,
         "code": provenance.code.as_ref().map(|c| &c.sha256),
         "environment": provenance.environment.as_ref().map(|e| &e.hash),
         "data": provenance.data,
     });
+    // Only where there is one: the hashes of jobs without stay what they were.
+    if let Some(image) = &provenance.image {
+        whole["image"] = json!({"pinned": image.pinned, "env": image.env, "prefix": image.prefix});
+    }
     let mut text = String::new();
     canonical(&whole, &mut text);
     hex(&Sha256::digest(text))
@@ -62,7 +66,7 @@ fn canonical(value: &Value, text: &mut String) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spec::CodeSnapshot;
+    use crate::spec::{CodeSnapshot, ResolvedImage};
 
     fn spec(name: &str) -> JobSpec {
         let text = format!("name: {name}\nnodes: 1\ngpusPerNode: 2\nrun: python train.py\n");
@@ -83,6 +87,12 @@ mod tests {
         let mut seeded = base.clone();
         seeded.seed = Some(7);
         assert_ne!(job_hash(&base, &coded), hash);
+        let image = |tag: &str, pinned: &str| Provenance {
+            image: Some(ResolvedImage { reference: tag.into(), pinned: pinned.into(), ..ResolvedImage::default() }),
+            ..none.clone()
+        };
+        assert_ne!(job_hash(&base, &image("a:1", "a@1")), job_hash(&base, &image("a:1", "a@2")), "its tag moved");
+        assert_eq!(job_hash(&base, &image("a:1", "a@1")), job_hash(&base, &image("a:2", "a@1")), "the same content");
         assert_ne!(job_hash(&seeded, &none), hash);
     }
 }

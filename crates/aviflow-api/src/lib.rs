@@ -5,6 +5,7 @@
 //! - [`file`]: a job's file, from text to that document, with every problem at once
 //! - [`admin`]: documents of administrators: queues, pools, the policy
 //! - [`environment`]: the description of an environment and its lock
+//! - [`image`]: names of container images
 //! - [`crd`]: the kinds of Kubernetes, made from the same descriptions
 //! - [`identity`]: one hash over all that decides what a job runs
 //! - [`rights`]: who asks, and what he may do
@@ -23,6 +24,7 @@ pub mod duration;
 pub mod environment;
 pub mod file;
 pub mod identity;
+pub mod image;
 pub mod openapi;
 pub mod quantity;
 pub mod render;

@@ -20,7 +20,7 @@ pub struct JobSpec {
     /// The environment as `name` or `name@version`; none means the machine's own PATH.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub environment: Option<String>,
-    /// A container image by digest, instead of an environment.
+    /// A container image by tag or digest, instead of an environment.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
     /// A hash-locked requirements file that is layered onto the environment, relative to the document.
@@ -245,6 +245,9 @@ pub struct Provenance {
     /// The environment, resolved.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub environment: Option<ResolvedEnvironment>,
+    /// The image, resolved: where a cluster runs it, and not this machine. Told by the control plane alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<ResolvedImage>,
     /// SHA-256 of each data source that can be hashed, by its name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub data: BTreeMap<String, String>,
@@ -288,6 +291,26 @@ pub struct CodeSnapshot {
     /// Whether there were uncommitted changes.
     #[serde(default)]
     pub dirty: bool,
+}
+
+/// What the containers of a job run, settled at submission: neither a tag that moves nor an environment that
+/// changes or vanishes makes another job of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ResolvedImage {
+    /// As the document, or the environment that it names, has it.
+    pub reference: String,
+    /// By its content, `NAME@sha256:…`: what runs.
+    pub pinned: String,
+    /// The environment that has it, as `name@version`, if the document names one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub environment: Option<String>,
+    /// The environment's default variables.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub env: BTreeMap<String, String>,
+    /// The environment's words before `run`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub prefix: Vec<String>,
 }
 
 /// An environment by its content.

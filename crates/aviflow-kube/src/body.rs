@@ -186,6 +186,7 @@ impl Body {
                     self.pod_seen(pod);
                 }
             }
+            Message::NotBegun(key, pod, trouble) => self.not_begun(key, &pod, trouble),
             Message::NotCreated(key, reason) => {
                 if self.workers.with(key, |w| !w.remove && !std::mem::replace(&mut w.own.told, true)) == Some(true) {
                     self.event(key, WorkerEvent::Refused { reason: reason.clone(), lasting: true });

@@ -9,6 +9,7 @@ use crate::books::Books;
 use crate::check::{self, Check};
 use crate::depot::{self, Objects};
 use crate::keep::Keeping;
+use crate::mounts::Trouble;
 use crate::observe::Sightings;
 use crate::pod;
 use crate::site::{PodRef, Pods};
@@ -91,6 +92,8 @@ pub(crate) enum Message {
     Created(StreamKey, PodRef),
     /// A worker's pod cannot be made.
     NotCreated(StreamKey, String),
+    /// A worker's pod is on its node and does not begin.
+    NotBegun(StreamKey, PodRef, Trouble),
     /// Somebody asks who holds the GPUs.
     Observe(oneshot::Sender<Observed>),
     /// A node is to be checked.

@@ -8,6 +8,7 @@ use crate::names;
 use crate::namespace::Namespaces;
 use crate::pod::{self, Share};
 use crate::profile::Profile;
+use crate::resolve::pull_secrets;
 use crate::site::{PodRef, Pods};
 use aviflow_engine::ports::JobRecord;
 use aviflow_engine::telemetry::StreamKey;
@@ -24,7 +25,7 @@ pub(crate) async fn create_all(
     requests: Arc<Semaphore>,
     messages: mpsc::UnboundedSender<Message>,
     (workers, namespaces): (Arc<Workers<Pods>>, Arc<Namespaces>),
-    (record, shares, profile, site): (Arc<JobRecord>, Vec<Share>, Profile, pod::Site),
+    (record, shares, mut profile, site): (Arc<JobRecord>, Vec<Share>, Profile, pod::Site),
 ) {
     let owner = match namespaces.prepare(&client, &record.key.namespace).await {
         Ok(()) => mirror::ensure(&client, &record).await,
@@ -39,6 +40,12 @@ pub(crate) async fn create_all(
             return;
         }
     };
+    // Where they cannot be read, kubelet says what it cannot pull.
+    let found = persist(|| pull_secrets(&client, &record.key.namespace)).await.unwrap_or_default();
+    let secrets = &mut profile.kubernetes.image_pull_secrets;
+    secrets.extend(found);
+    secrets.sort_unstable();
+    secrets.dedup();
     for share in shares {
         // Pods of a large gang are made side by side, and none of an attempt that is over by now.
         let Ok(turn) = requests.clone().acquire_owned().await else { return };

@@ -70,6 +70,45 @@ pub fn fate(pod: &Pod) -> Fate {
     [prepare, main].into_iter().flatten().find_map(stuck).unwrap_or(Fate::Alive)
 }
 
+/// What is wrong with a volume claim, where kube-scheduler says so of a pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Claim {
+    /// There is none of that name.
+    Missing,
+    /// It has no volume yet.
+    Unbound,
+}
+
+impl Claim {
+    /// What to do about it.
+    #[must_use]
+    pub fn remedy(self) -> &'static str {
+        match self {
+            Claim::Missing => "; make the claim in the job's namespace, or name another",
+            Claim::Unbound => "; `kubectl describe pvc` in the job's namespace says why it has no volume",
+        }
+    }
+}
+
+/// Whether kube-scheduler finds no place because of a volume claim: then no other place is better.
+#[must_use]
+pub fn claim(message: &str) -> Option<Claim> {
+    if message.contains("persistentvolumeclaim \"") {
+        return Some(Claim::Missing);
+    }
+    message.contains("unbound immediate PersistentVolumeClaims").then_some(Claim::Unbound)
+}
+
+/// Whether a pod is on its node, and kubelet has made neither its volumes nor its sandbox, which comes after them.
+#[must_use]
+pub fn prepares(pod: &Pod) -> bool {
+    let Some(status) = &pod.status else { return false };
+    let bound = pod.spec.as_ref().is_some_and(|s| s.node_name.is_some());
+    let made = status.conditions.iter().flatten().any(|c| c.type_ == "PodReadyToStartContainers" && c.status == "True");
+    let begun = container(status.init_container_statuses.as_deref(), PREPARE).is_some_and(started);
+    bound && !made && !begun && status.phase.as_deref() == Some("Pending") && pod.metadata.deletion_timestamp.is_none()
+}
+
 /// Whether nothing of a pod runs that was deleted: it ended, or never began, as kubelet said last.
 #[must_use]
 pub fn quiet(pod: &Pod) -> bool {
@@ -168,7 +207,11 @@ fn stuck(container: &ContainerStatus) -> Option<Fate> {
         _ => return None,
     };
     let message = waiting.message.as_deref().unwrap_or("").trim();
-    let reason = if message.is_empty() { what.to_owned() } else { format!("{what}: {message}") };
+    let mut reason = if message.is_empty() { what.to_owned() } else { format!("{what}: {message}") };
+    // `secret "hf" not found`, `couldn't find key token in Secret nlp/hf`
+    if message.starts_with("secret \"") || message.contains(" in Secret ") {
+        reason.push_str("; `kubectl create secret generic NAME --from-literal=KEY=…` in the job's namespace makes one");
+    }
     Some(Fate::Stuck { reason, lasting: container.name == MAIN })
 }
 
@@ -223,6 +266,38 @@ mod tests {
             "state": {"terminated": {"exitCode": LASTING, "message": "noise\nno such snapshot\n"}}}]);
         let expected = Fate::Stuck { reason: "no such snapshot".into(), lasting: true };
         check(json!({}), json!({"phase": "Failed", "initContainerStatuses": init}), &expected);
+    }
+
+    #[test]
+    fn a_secret_that_is_missing_is_told_with_what_makes_it() {
+        for message in ["secret \"hf\" not found", "couldn't find key token in Secret nlp/hf"] {
+            let state = main(json!({"waiting": {"reason": "CreateContainerConfigError", "message": message}}));
+            let remedy = "`kubectl create secret generic NAME --from-literal=KEY=…` in the job's namespace makes one";
+            let reason = format!("its container cannot be configured: {message}; {remedy}");
+            let expected = Fate::Stuck { reason, lasting: true };
+            check(json!({}), json!({"phase": "Pending", "containerStatuses": state}), &expected);
+        }
+    }
+
+    #[test]
+    fn a_claim_without_a_volume_is_no_want_of_room() {
+        let missing = "0/2 nodes are available: persistentvolumeclaim \"corpus\" not found. not found";
+        assert_eq!(claim(missing), Some(Claim::Missing));
+        assert_eq!(claim("pod has unbound immediate PersistentVolumeClaims."), Some(Claim::Unbound));
+        assert_eq!(claim("0/2 nodes are available: 1 Insufficient nvidia.com/gpu."), None);
+    }
+
+    #[test]
+    fn a_pod_prepares_until_its_sandbox_is_made() {
+        let prepares = |ready: &str, node: Value, phase: &str| {
+            let condition = json!([{"type": "PodReadyToStartContainers", "status": ready}]);
+            let pod = json!({"spec": {"nodeName": node, "containers": []}, "status": {"phase": phase, "conditions": condition}});
+            prepares(&serde_json::from_value(pod).expect("a pod"))
+        };
+        assert!(prepares("False", json!("hgx0"), "Pending"));
+        assert!(!prepares("True", json!("hgx0"), "Pending"), "its image is being pulled");
+        assert!(!prepares("False", Value::Null, "Pending"), "it has no node");
+        assert!(!prepares("False", json!("hgx0"), "Failed"), "it is over");
     }
 
     #[test]

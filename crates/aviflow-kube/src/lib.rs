@@ -16,6 +16,7 @@
 //! | [`object`] | the TrainingJob object: from a document, and its status |
 //! | [`cluster`] | orders in, observations out: `body` takes them, `lookout` sees, `create` makes pods,
 //! | | `keep` holds what is promised |
+//! | `mounts` | why a pod on its node does not begin |
 //! | [`api`] | requests to the apiserver, tried again where that is safe |
 //! | [`site`] | who an agent is |
 //! | [`identity`] | who asks through the API, and what he may |
@@ -24,7 +25,10 @@
 //! | [`own`] | the control plane's own pod |
 //! | [`depot`] | where pods fetch their code |
 //! | [`namespace`] | what a namespace needs before job pods can be in it |
+//! | [`registry`] | which content a tag stands for |
+//! | [`resolve`] | what the containers of a job are to run |
 //! | [`mirror`] | objects become jobs, jobs have objects |
+//! | [`events`] | what happened to a job, as Events of its object |
 //! | [`documents`] | the same for queues and pools |
 //! | [`doctor`] | whether a cluster has what jobs need |
 //!
@@ -40,6 +44,7 @@ mod create;
 pub mod depot;
 pub mod doctor;
 pub mod documents;
+pub mod events;
 pub mod fate;
 pub mod fence;
 pub mod identity;
@@ -47,6 +52,7 @@ mod keep;
 pub mod lease;
 mod lookout;
 pub mod mirror;
+pub mod mounts;
 pub mod names;
 pub mod namespace;
 pub mod object;
@@ -55,6 +61,8 @@ pub mod own;
 pub mod pod;
 pub mod profile;
 pub mod reach;
+pub mod registry;
+pub mod resolve;
 pub mod site;
 
 pub use cluster::{KubeCluster, KubeConfig, KubeHandle, Listeners};

@@ -1,7 +1,7 @@
 //! What nodes and pods do, as the watches tell it, and what that means for workers.
 
 use crate::body::{Body, reference};
-use crate::fate::{self, Fate};
+use crate::fate::{self, Claim, Fate};
 use crate::fence::{witnessed, write_off_for};
 use crate::names;
 use crate::site::{Worker, heard};
@@ -17,6 +17,8 @@ use std::time::{Duration, Instant};
 
 /// How long kube-scheduler may take to see that what was in the way is gone.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// How long a volume claim may stay without a volume: one that is made for it may take its time.
+const UNBOUND: Duration = Duration::from_secs(60);
 
 impl Body {
     pub(crate) fn node_event(&mut self, event: watcher::Result<Event<Node>>, list: &mut BTreeSet<String>) {
@@ -121,6 +123,7 @@ impl Body {
             if let Fate::Unschedulable { reason } = &fate {
                 w.own.unschedulable = Some((since, reason.clone()));
             }
+            w.own.preparing = fate::prepares(pod).then(|| w.own.preparing.unwrap_or_else(Instant::now));
         });
         match fate {
             // Of the second, `look` makes what it is, once nothing of ours is in the way.
@@ -169,14 +172,17 @@ impl Body {
                 let own = &worker.own;
                 let Some((since, reason)) = &own.unschedulable else { continue };
                 let free = !leaving.contains(own.node.as_str()) && !self.keeping.holds(&own.node);
-                if free && since.elapsed() >= PATIENCE && !own.told && !own.deleted && !worker.remove {
-                    refused.push((*key, reason.clone()));
+                let claim = fate::claim(reason);
+                let patience = if claim == Some(Claim::Unbound) { UNBOUND } else { PATIENCE };
+                if free && since.elapsed() >= patience && !own.told && !own.deleted && !worker.remove {
+                    let remedy = claim.map_or("", Claim::remedy);
+                    refused.push((*key, format!("{}{remedy}", reason.trim_end_matches('.')), claim.is_some()));
                 }
             }
         }
-        for (key, reason) in refused {
+        for (key, reason, lasting) in refused {
             self.workers.with(key, |worker| worker.own.told = true);
-            self.event(key, WorkerEvent::Refused { reason, lasting: false });
+            self.event(key, WorkerEvent::Refused { reason, lasting });
             self.end_pod(key);
         }
     }
@@ -224,6 +230,7 @@ impl Body {
     /// hand; else they are written off.
     pub(crate) fn look(&mut self) {
         self.refuse();
+        self.ask_kubelet();
         let now = Instant::now();
         let limit = write_off_for(self.config.site.fence_after);
         let limit = Duration::from_millis(u64::try_from(limit.0).unwrap_or(u64::MAX));

@@ -6,14 +6,21 @@
 //! Invariant: an object is submitted only after it carries the finalizer, so that no job is left without one; the
 //! finalizer goes only when nothing of the job runs any more.
 
+mod jobs;
+
+pub use jobs::{Applied, Jobs, NotTaken, Submitting};
+
 use crate::api::{Refused, persist};
+use crate::events::{self, Regarding, Tell};
 use crate::names;
 use crate::object::{self, condition};
 use crate::pod::Owner;
-use aviflow_api::crd::{ConditionType, EstimatedStart, LastCheckpoint, MOST_NODES, PhaseWord, TrainingJobStatus};
-use aviflow_api::spec::{JobSpec, ObjectRef, Provenance};
+use aviflow_api::crd::{
+    ConditionType, EstimatedStart, LastCheckpoint, MOST_NODES, MOST_REASON, PhaseWord, TrainingJobStatus,
+};
+use aviflow_api::spec::{ObjectRef, ResolvedImage};
 use aviflow_core::explain;
-use aviflow_core::model::{Ending, Job, JobId, JobKey, NodeId, Phase};
+use aviflow_core::model::{Cause, Ending, Job, JobId, JobKey, NodeId, Phase};
 use aviflow_core::schedule::Waiting;
 use aviflow_core::time::Time;
 use aviflow_engine::driver::{Handle, View};
@@ -40,31 +47,6 @@ const WORDS: Duration = Duration::from_secs(20);
 const WRITES: usize = 16;
 /// The pause before an object that was refused is submitted again: its queue may have been made since.
 const AGAIN: Duration = Duration::from_secs(20);
-
-/// A submission that came as an object.
-#[derive(Clone, Debug)]
-pub struct Applied {
-    /// The namespace.
-    pub namespace: String,
-    /// Who, as stamped at admission.
-    pub user: String,
-    /// The document.
-    pub spec: JobSpec,
-    /// What it was resolved to; names the object.
-    pub provenance: Provenance,
-}
-
-/// What the mirror asks of the control plane. Calls may wait for the disk.
-pub trait Jobs: Send + Sync + 'static {
-    /// Submits a job, or finds the one that an earlier try has made of the same object.
-    ///
-    /// # Errors
-    /// With the reason, in a sentence for whoever applied the object.
-    fn submit(&self, applied: Applied) -> Result<(JobId, JobKey), String>;
-
-    /// A job that has ended, with when it did.
-    fn ended(&self, job: JobId) -> Option<(Job, Option<Time>)>;
-}
 
 /// What is known of an object.
 #[derive(Clone, Debug)]
@@ -99,18 +81,22 @@ pub struct Mirror {
     /// Objects that are being written, and are left alone until that is done.
     busy: BTreeSet<Name>,
     done: tokio::sync::mpsc::UnboundedSender<Done>,
+    /// Who writes Events.
+    events: tokio::sync::mpsc::UnboundedSender<Tell>,
 }
 
 /// What a task of the mirror's brings back.
 enum Done {
     Written(Name),
-    Submitted(Name, Result<(JobId, JobKey), String>),
+    Submitted(Name, Result<(JobId, JobKey), NotTaken>),
 }
 
 impl Mirror {
     /// Runs until the task is aborted.
     pub async fn run(client: Client, engine: Handle, jobs: Arc<dyn Jobs>, default_queue: String) {
         let (done, mut finished) = tokio::sync::mpsc::unbounded_channel();
+        let (events, tells) = tokio::sync::mpsc::unbounded_channel();
+        let events_of = events::write(client.clone(), jobs.clone(), tells);
         let mut mirror = Mirror {
             client: client.clone(),
             engine: engine.clone(),
@@ -123,7 +109,10 @@ impl Mirror {
             writes: Arc::new(Semaphore::new(WRITES)),
             busy: BTreeSet::new(),
             done,
+            events,
         };
+        // It ends with the mirror, which alone tells it what to write.
+        tokio::spawn(events_of);
         let api = Api::<DynamicObject>::all_with(client, &object::resource());
         let mut events = watcher::watcher(api, watcher::Config::default().timeout(200)).boxed();
         let mut changed = engine.changed();
@@ -214,6 +203,7 @@ impl Mirror {
         if let Some(job) = known.job {
             self.by_job.remove(&job);
             self.cancel(job);
+            let _ = self.events.send(Tell::Forget(job));
         }
     }
 
@@ -274,12 +264,10 @@ impl Mirror {
             let patch = Patch::Merge(&finalizers);
             let marked = persist(|| async { api.patch(&name.1, &PatchParams::default(), &patch).await }).await;
             let answer = match marked {
-                Err(Refused { message, .. }) => Err(format!("its finalizer could not be set: {message}")),
-                Ok(_) => {
-                    let applied = applied(&name.0, &object, &queue);
-                    let asked = tokio::task::spawn_blocking(move || jobs.submit(applied?)).await;
-                    asked.unwrap_or_else(|_| Err("the control plane is stopping".to_owned()))
+                Err(Refused { message, .. }) => {
+                    Err(NotTaken::refused(format!("its finalizer could not be set: {message}")))
                 }
+                Ok(_) => jobs::submit(&*jobs, &name.0, &object, &queue).await,
             };
             let _ = done.send(Done::Submitted(name, answer));
         });
@@ -311,12 +299,18 @@ impl Mirror {
                         status.job_id = Some(job.0);
                         status.job_name = Some(key.name);
                         status.phase = Some(PhaseWord::Queued);
+                        let _ = self.events.send(Tell::Changed(job, regarding(&name, known)));
                     }
-                    Err(reason) => {
+                    Err(NotTaken { reason, message }) => {
+                        let again = before.reason.as_ref() == Some(&bounded(message.clone()));
+                        if !again {
+                            let tell = Tell::NotTaken(regarding(&name, known), reason.clone(), message.clone());
+                            let _ = self.events.send(tell);
+                        }
                         known.refused = Some(Instant::now());
-                        let refused = condition(ConditionType::Accepted, false, "Refused", &reason, &now());
+                        let refused = condition(ConditionType::Accepted, false, &reason, &message, &now());
                         status.conditions = object::conditions(&before.conditions, vec![refused]);
-                        status.reason = Some(reason);
+                        status.reason = Some(bounded(message));
                     }
                 }
                 self.write(&name, status);
@@ -355,12 +349,8 @@ impl Mirror {
             }
             tokio::spawn(async move {
                 let answer = match persist(|| async { api.get(&name.1).await }).await {
-                    Err(refused) => Err(refused.message),
-                    Ok(object) => {
-                        let applied = applied(&name.0, &object, &queue);
-                        let asked = tokio::task::spawn_blocking(move || jobs.submit(applied?)).await;
-                        asked.unwrap_or_else(|_| Err("the control plane is stopping".to_owned()))
-                    }
+                    Err(refused) => Err(NotTaken::refused(refused.message)),
+                    Ok(object) => jobs::submit(&*jobs, &name.0, &object, &queue).await,
                 };
                 let _ = done.send(Done::Submitted(name, answer));
             });
@@ -395,7 +385,7 @@ impl Mirror {
             }
             let jobs = self.jobs.clone();
             if let Ok(Some((job, at))) = tokio::task::spawn_blocking(move || jobs.ended(id)).await {
-                self.show(&name, &Shown { job: &job, reason: None, nodes: &[], ended: at });
+                self.show(&name, &Shown { job: &job, reason: None, nodes: &[], image: None, ended: at });
             }
         }
     }
@@ -432,6 +422,9 @@ impl Mirror {
             self.late |= known.status != status;
             return;
         }
+        if !words_only {
+            let _ = self.events.send(Tell::Changed(seen.job.id, regarding(name, known)));
+        }
         self.write(name, status);
     }
 }
@@ -441,6 +434,7 @@ struct Shown<'a> {
     job: &'a Job,
     reason: Option<&'a str>,
     nodes: &'a [String],
+    image: Option<&'a ResolvedImage>,
     ended: Option<Time>,
 }
 
@@ -454,7 +448,8 @@ struct Seen {
 
 impl Seen {
     fn shown(&self) -> Shown<'_> {
-        Shown { job: &self.job, reason: self.reason.as_deref(), nodes: &self.nodes, ended: None }
+        let image = self.record.provenance.image.as_ref();
+        Shown { job: &self.job, reason: self.reason.as_deref(), nodes: &self.nodes, image, ended: None }
     }
 }
 
@@ -471,21 +466,12 @@ fn seen(view: &View<'_>) -> BTreeMap<JobId, Seen> {
     view.snapshot.jobs.iter().filter_map(one).collect()
 }
 
-fn name_of(object: &DynamicObject) -> Option<Name> {
-    Some((object.metadata.namespace.clone()?, object.metadata.name.clone()?))
+fn regarding(name: &Name, known: &Known) -> Regarding {
+    Regarding { namespace: name.0.clone(), name: name.1.clone(), uid: known.uid.clone() }
 }
 
-fn applied(namespace: &str, object: &DynamicObject, default_queue: &str) -> Result<Applied, String> {
-    let (spec, mut provenance) = object::document(object, default_queue)?;
-    let user = object::submitter(object).ok_or_else(|| {
-        format!(
-            "nobody stamped who submitted it (annotation {}); install Aviflow's admission policies and apply it again",
-            names::SUBMITTER
-        )
-    })?;
-    let metadata = &object.metadata;
-    provenance.object = metadata.name.clone().zip(metadata.uid.clone()).map(|(name, uid)| ObjectRef { name, uid });
-    Ok(Applied { namespace: namespace.to_owned(), user: user.to_owned(), spec, provenance })
+fn name_of(object: &DynamicObject) -> Option<Name> {
+    Some((object.metadata.namespace.clone()?, object.metadata.name.clone()?))
 }
 
 fn now() -> String {
@@ -497,11 +483,25 @@ fn timestamp(at: Time) -> String {
     at.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
+/// A reason that the definition takes.
+fn bounded(text: String) -> String {
+    match text.char_indices().nth(MOST_REASON) {
+        Some(_) => text.chars().take(MOST_REASON - 1).chain(['…']).collect(),
+        None => text,
+    }
+}
+
 /// The status of a job's object.
 fn status_of(shown: &Shown<'_>, known: &Known) -> TrainingJobStatus {
-    let Shown { job, reason, nodes, ended } = shown;
+    let Shown { job, reason, nodes, image, ended } = shown;
     let reason = reason.map(str::to_owned).or_else(|| match &job.phase {
-        Phase::Failed(failure) => Some(explain::failure_short(failure)),
+        Phase::Failed(failure) => Some(match &failure.cause {
+            // Nothing else in the cluster says it any more.
+            Cause::Launch { reason, .. } => bounded(format!("{}: {reason}", explain::failure_short(failure))),
+            Cause::Rank { .. } | Cause::WorkerLost { .. } | Cause::TimeLimit { .. } | Cause::Environment { .. } => {
+                explain::failure_short(failure)
+            }
+        }),
         Phase::Cancelled { by } => Some(format!("cancelled by {by}")),
         _ => None,
     });
@@ -532,6 +532,7 @@ fn status_of(shown: &Shown<'_>, known: &Known) -> TrainingJobStatus {
         on: nodes.iter().take(MOST_NODES).cloned().collect(),
         job_name: Some(job.key.name.clone()),
         job_id: Some(job.id.0),
+        image: image.cloned().or_else(|| known.status.image.clone()),
         submitted_by: Some(job.user.clone()),
         submitted: Some(timestamp(job.submitted)),
         started: known.status.started.clone().or_else(|| Some(timestamp(job.phase.gang()?.up?))),

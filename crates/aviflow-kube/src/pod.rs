@@ -212,14 +212,12 @@ pub struct Owner {
     pub uid: String,
 }
 
+/// What it was resolved to at submission. A job of an earlier version was not, and then has an image by its digest.
 fn image(record: &JobRecord) -> Result<String, String> {
-    if let Some(image) = &record.spec.image {
-        return Ok(image.clone());
-    }
-    match &record.spec.environment {
-        Some(name) => Err(format!("environment {name} has no image; give it one, or name an `image` in the job")),
-        None => Err("the job names neither an `image` nor an `environment`; in a cluster it needs one".to_owned()),
-    }
+    let resolved = record.provenance.image.as_ref().map(|image| &image.pinned);
+    resolved.or(record.spec.image.as_ref()).cloned().ok_or_else(|| {
+        "the job was submitted without an image; submit it again, with an `image` or an `environment`".to_owned()
+    })
 }
 
 /// The pool's tolerations; and those by which only Aviflow decides when a worker on a silent node is given up.
@@ -242,7 +240,8 @@ fn worker_spec(record: &JobRecord, share: &Share, profile: &Profile, site: &Site
     let ranks = if per_gpu { spec.gpus_per_node.max(1) } else { 1 };
     let mut env = BTreeMap::from([("PYTHONUNBUFFERED".to_owned(), "1".to_owned())]);
     env.extend(profile.kubernetes.fabric.env.clone());
-    env.extend(record.provenance.environment.as_ref().map(|e| e.env.clone()).unwrap_or_default());
+    let image = record.provenance.image.as_ref();
+    env.extend(image.map(|i| i.env.clone()).unwrap_or_default());
     env.extend(spec.env.clone());
     if let Some(checkpoint) = &spec.checkpoint {
         env.insert("AVIFLOW_CHECKPOINT_DIR".to_owned(), checkpoint.path.clone());
@@ -273,7 +272,7 @@ fn worker_spec(record: &JobRecord, share: &Share, profile: &Profile, site: &Site
         token_file: Some(PathBuf::from(TOKEN)),
         control: Endpoint::Tcp(site.agents.clone()),
         host: String::new(),
-        run: spec.run.clone(),
+        run: image.iter().flat_map(|i| &i.prefix).chain(&spec.run).cloned().collect(),
         cwd: PathBuf::from(CODE),
         env,
         inherit: true,
@@ -338,8 +337,9 @@ fn volumes(record: &JobRecord, profile: &Profile) -> Result<(Vec<Value>, Vec<Val
             mounts.push(json!({"name": "kept", "mountPath": path, "subPath": sub}));
         }
     }
-    for (n, data) in spec.data.iter().enumerate() {
-        let name = format!("data-{n}");
+    for data in &spec.data {
+        // What kubelet says of a volume names it by this.
+        let name = format!("data-{}", data.name);
         let source = match data.source.split_once("://") {
             Some(("pvc", rest)) => {
                 let (claim, sub) = rest.split_once('/').unwrap_or((rest, ""));
@@ -368,7 +368,8 @@ fn volumes(record: &JobRecord, profile: &Profile) -> Result<(Vec<Value>, Vec<Val
                     ));
                 }
                 mounts.push(json!({"name": name, "mountPath": mount_of(data), "readOnly": data.read_only}));
-                json!({"hostPath": {"path": path}})
+                // Without the type, one that is not there would be made, and be empty.
+                json!({"hostPath": {"path": path, "type": "Directory"}})
             }
             Some((scheme, _)) => {
                 return Err(format!(

@@ -41,6 +41,10 @@ pub struct Own {
     pub(crate) heard: bool,
     /// Since when kube-scheduler finds no room for its pod, and why.
     pub(crate) unschedulable: Option<(Instant, String)>,
+    /// Since when its pod is on its node, and kubelet has not made what its containers need.
+    pub(crate) preparing: Option<Instant>,
+    /// When kubelet's Events of its pod were asked for last.
+    pub(crate) asked: Option<Instant>,
     /// It could not start, or was asked to leave; said once.
     pub(crate) told: bool,
     /// Its pod was deleted from here.

@@ -4,10 +4,12 @@ use crate::access::Identities;
 use crate::auth::Token;
 use crate::body::{Body, CatalogueEntry};
 use crate::error::Failure;
+use crate::jobs;
 use crate::routes;
-use crate::submit::{Applied, submit_applied};
+use crate::submit::{Applied, NotTaken, submit_applied};
 use crate::view::Names;
 use aviflow_api::file::Defaults;
+use aviflow_core::lifecycle::Moment;
 use aviflow_core::model::{Job, JobId, JobKey};
 use aviflow_core::time::Time;
 use aviflow_engine::driver::{Handle, View};
@@ -162,9 +164,9 @@ impl Applies {
     /// Submits an object, or finds the job that an earlier try has made of it.
     ///
     /// # Errors
-    /// With the reason and what to do, in a sentence.
-    pub fn submit(&self, applied: Applied) -> Result<(JobId, JobKey), String> {
-        submit_applied(&self.app, applied).map_err(|failure| failure.sentence())
+    /// With the reason and what to do.
+    pub async fn submit(&self, applied: Applied) -> Result<(JobId, JobKey), NotTaken> {
+        submit_applied(&self.app, applied).await.map_err(NotTaken::from)
     }
 
     /// A job that has ended, and when it did.
@@ -172,6 +174,13 @@ impl Applies {
     pub fn ended(&self, job: JobId) -> Option<(Job, Option<Time>)> {
         let (kept, _) = self.app.parts.reader.job(job).ok()??;
         Some((kept.job, kept.ended))
+    }
+
+    /// A job's timeline after a row of it, oldest first, each entry with its row and in words; empty where it cannot
+    /// be read.
+    #[must_use]
+    pub fn timeline(&self, job: JobId, after: u64) -> Vec<(u64, Moment, String)> {
+        jobs::told(&self.app, job, after).unwrap_or_default()
     }
 }
 

@@ -1,7 +1,8 @@
 //! What the server asks of the machine or cluster beside the loop.
 
 use aviflow_api::admin::PoolSpec;
-use aviflow_api::rest::{Exec, ExecFrame, Observed};
+use aviflow_api::rest::{ApiError, EnvironmentInfo, Exec, ExecFrame, Observed};
+use aviflow_api::spec::{JobSpec, ResolvedImage};
 use aviflow_core::model::JobId;
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -37,6 +38,20 @@ pub trait Body: Send + Sync {
     /// Whether an environment of this hash is complete here.
     fn environment_ready(&self, hash: &str) -> bool;
 
+    /// The environments that the body keeps itself, where it does; else those count that come with the program.
+    ///
+    /// # Errors
+    /// If they cannot be read now, with the reason.
+    fn environments(&self) -> Option<Result<Vec<EnvironmentInfo>, String>> {
+        None
+    }
+
+    /// What the containers of a job are to run: the image or environment that its document names, by content. None
+    /// where it runs no containers. Others may be asked for it, which takes seconds at most.
+    fn resolve<'a>(&'a self, _namespace: &'a str, _spec: &'a JobSpec) -> Resolving<'a> {
+        Box::pin(async { Ok(None) })
+    }
+
     /// Who holds the GPUs, and what waits, where others than the control plane start things, too.
     fn observed(&self) -> Option<Observed> {
         None
@@ -65,6 +80,19 @@ pub trait Body: Send + Sync {
     fn ready(&self) -> Result<(), String> {
         Ok(())
     }
+}
+
+/// An answer of [`Body::resolve`].
+pub type Resolving<'a> = Pin<Box<dyn Future<Output = Result<Option<ResolvedImage>, Unresolved>> + Send + 'a>>;
+
+/// Why it is not known what a job is to run.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("{error}")]
+pub struct Unresolved {
+    /// What happened, and what to do.
+    pub error: ApiError,
+    /// Whether that lies in who was asked, and another try may help.
+    pub passing: bool,
 }
 
 /// Where a command runs.

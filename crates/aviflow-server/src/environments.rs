@@ -1,16 +1,17 @@
-//! Environments that jobs may name.
+//! Environments that jobs may name: those of the cluster's objects, or those that this program brings along.
 
 use crate::app::{App, blocking};
 use crate::body::CatalogueEntry;
 use crate::error::Failure;
 use crate::params::Name;
+use aviflow_api::environment::{Candidate, choose};
 use aviflow_api::rest::EnvironmentInfo;
-use aviflow_api::suggest::nearest;
 use axum::Json;
 use axum::extract::State;
+use axum::http::StatusCode;
 use std::sync::Arc;
 
-fn info(app: &App, entry: &CatalogueEntry, with_lock: bool) -> EnvironmentInfo {
+fn info(app: &App, entry: &CatalogueEntry) -> EnvironmentInfo {
     EnvironmentInfo {
         name: entry.name.clone(),
         version: entry.version,
@@ -18,41 +19,44 @@ fn info(app: &App, entry: &CatalogueEntry, with_lock: bool) -> EnvironmentInfo {
         description: entry.description.clone(),
         python: entry.python.clone(),
         env: entry.env.clone(),
-        lock: with_lock.then(|| entry.lock.clone()),
+        image: None,
+        prefix: Vec::new(),
+        deprecated: None,
+        lock: Some(entry.lock.clone()),
         ready: app.parts.body.environment_ready(&entry.hash),
     }
 }
 
-pub(crate) async fn list(State(app): State<Arc<App>>) -> Result<Json<Vec<EnvironmentInfo>>, Failure> {
-    blocking(move || Ok(Json(app.parts.environments.iter().map(|e| info(&app, e, false)).collect()))).await
+/// All of them.
+fn all(app: &App) -> Result<Vec<EnvironmentInfo>, Failure> {
+    match app.parts.body.environments() {
+        Some(Ok(kept)) => Ok(kept),
+        Some(Err(why)) => {
+            let message = format!("the cluster's environments cannot be read: {why}");
+            Err(Failure::new(StatusCode::BAD_GATEWAY, "clusterUnreachable", message))
+        }
+        None => Ok(app.parts.environments.iter().map(|e| info(app, e)).collect()),
+    }
 }
 
-pub(crate) async fn one(State(app): State<Arc<App>>, Name(wanted): Name) -> Result<Json<EnvironmentInfo>, Failure> {
+pub(crate) async fn list(State(app): State<Arc<App>>) -> Result<Json<Vec<EnvironmentInfo>>, Failure> {
     blocking(move || {
-        let entry = find(&app.parts.environments, &wanted)?;
-        Ok(Json(info(&app, entry, true)))
+        let without_lock = |e| EnvironmentInfo { lock: None, ..e };
+        Ok(Json(all(&app)?.into_iter().map(without_lock).collect()))
     })
     .await
 }
 
-/// `name@version`, or the newest version of `name`.
-fn find<'a>(catalogue: &'a [CatalogueEntry], wanted: &str) -> Result<&'a CatalogueEntry, Failure> {
-    let (name, version) = match wanted.split_once('@') {
-        None => (wanted, None),
-        Some((name, version)) => match version.parse::<u32>() {
-            Ok(version) => (name, Some(version)),
-            Err(_) => return Err(Failure::bad(format!("`{version}` is no version; write `{name}@1`"))),
-        },
-    };
-    let named = || catalogue.iter().filter(|e| e.name == name);
-    let found = named().filter(|e| version.is_none_or(|v| v == e.version)).max_by_key(|e| e.version);
-    found.ok_or_else(|| {
-        let versions: Vec<String> = named().map(|e| format!("`{name}@{}`", e.version)).collect();
-        let failure = Failure::not_found("noSuchEnvironment", format!("there is no environment `{wanted}`"));
-        match nearest(name, catalogue.iter().map(|e| e.name.as_str())) {
-            Some(_) if !versions.is_empty() => failure.help(format!("there are: {}", versions.join(", "))),
-            Some(similar) => failure.help(format!("did you mean `{similar}`? `aviflow env ls` lists all")),
-            None => failure.help("`aviflow env ls` lists all"),
-        }
+pub(crate) async fn one(State(app): State<Arc<App>>, Name(wanted): Name) -> Result<Json<EnvironmentInfo>, Failure> {
+    blocking(move || {
+        let all = all(&app)?;
+        let found = choose(&all, &wanted, candidate).map_err(Failure::of_choice)?;
+        Ok(Json(found.clone()))
     })
+    .await
+}
+
+fn candidate(environment: &EnvironmentInfo) -> Candidate<'_> {
+    let EnvironmentInfo { name, version, deprecated, .. } = environment;
+    Candidate { name, version: *version, deprecated: deprecated.as_deref() }
 }

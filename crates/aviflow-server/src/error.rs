@@ -1,5 +1,6 @@
 //! What goes wrong, as a status and a body that says what to do next.
 
+use crate::body::Unresolved;
 use crate::view::priority_name;
 use aviflow_api::file::Priorities;
 use aviflow_api::rest::{ApiError, MissingObjects};
@@ -72,6 +73,16 @@ impl Failure {
         Failure { status: StatusCode::BAD_REQUEST, error, missing: Vec::new() }
     }
 
+    /// An environment that cannot be chosen.
+    pub(crate) fn of_choice(error: ApiError) -> Failure {
+        let status = match error.code.as_str() {
+            "noSuchEnvironment" => StatusCode::NOT_FOUND,
+            "environmentDeprecated" => StatusCode::UNPROCESSABLE_ENTITY,
+            _ => StatusCode::BAD_REQUEST,
+        };
+        Failure { status, error, missing: Vec::new() }
+    }
+
     pub(crate) fn missing(hashes: Vec<String>) -> Failure {
         let message = format!("the submission refers to objects that are not here ({})", hashes.len());
         let failure = Failure::conflict("missingObjects", message);
@@ -81,6 +92,14 @@ impl Failure {
     pub(crate) fn help(mut self, help: impl Into<String>) -> Failure {
         self.error = self.error.help(help);
         self
+    }
+}
+
+impl From<Unresolved> for Failure {
+    fn from(Unresolved { error, passing }: Unresolved) -> Failure {
+        // What passes is nobody's mistake.
+        let status = if passing { StatusCode::BAD_GATEWAY } else { StatusCode::UNPROCESSABLE_ENTITY };
+        Failure { status, error, missing: Vec::new() }
     }
 }
 

@@ -18,6 +18,7 @@ use aviflow_core::lifecycle::{Moment, MomentKind};
 use aviflow_core::model::{JobId, Phase};
 use aviflow_engine::engine::{Answer, Input as EngineInput, Refusal};
 use aviflow_engine::ports::JobRecord;
+use aviflow_store::read::MomentRow;
 use aviflow_store::telemetry::SeriesPoint;
 use axum::Json;
 use axum::extract::State;
@@ -153,17 +154,28 @@ pub(crate) fn ms_of(ms: i128) -> i64 {
 }
 
 /// All moments of a job after a row of its timeline.
-fn moments(app: &App, id: JobId, mut after: u64) -> Result<Vec<Moment>, Failure> {
+fn moments(app: &App, id: JobId, after: u64) -> Result<Vec<Moment>, Failure> {
+    Ok(rows(app, id, after)?.into_iter().map(|row| row.moment).collect())
+}
+
+fn rows(app: &App, id: JobId, mut after: u64) -> Result<Vec<MomentRow>, Failure> {
     let mut all = Vec::new();
     loop {
         let rows = app.parts.reader.moments(id, after, MOMENTS)?;
         let whole = rows.len() < MOMENTS as usize;
         after = rows.last().map_or(after, |row| row.row);
-        all.extend(rows.into_iter().map(|row| row.moment));
+        all.extend(rows);
         if whole {
             return Ok(all);
         }
     }
+}
+
+/// The timeline after a row, in words.
+pub(crate) fn told(app: &App, id: JobId, after: u64) -> Result<Vec<(u64, Moment, String)>, Failure> {
+    let names = app.names()?;
+    let rows = rows(app, id, after)?;
+    Ok(rows.into_iter().map(|r| (r.row, r.moment.clone(), view::timeline_entry(&r.moment, &names).text)).collect())
 }
 
 fn timeline_of(moments: &[Moment], names: &dyn NodeNames) -> Vec<TimelineEntry> {

@@ -1,7 +1,8 @@
 //! Submissions, and the question what would become of one.
 //!
 //! Whatever the client checked is checked again: the document, the objects it
-//! refers to, the hash of its environment, and that the pool can hold it.
+//! refers to, the hash of its environment, and that the pool can hold it. What
+//! containers are to run is resolved here and never taken from a client.
 
 use crate::access::Caller;
 use crate::app::{App, blocking};
@@ -11,7 +12,7 @@ use crate::names::resolve;
 use crate::params::Input;
 use crate::secret::{restored, shown};
 use crate::view::{Names, Waits, count, verdict};
-use aviflow_api::check::{check_support, levels_of};
+use aviflow_api::check::{LOCAL, check_support, levels_of};
 use aviflow_api::convert::to_request;
 use aviflow_api::diagnostic::Diagnostic;
 use aviflow_api::environment::{self, Description};
@@ -38,11 +39,15 @@ pub(crate) async fn submit(
     app.needs(&caller, &Right::use_queue(&submit.spec.queue)).await?;
     // Which object a job came from is known by who watches objects, and by no client.
     submit.provenance.object = None;
-    blocking(move || {
-        let submission = checked(&app, submit, &caller)?;
+    let submission = in_parts(&app, move |app| {
+        let submission = checked(app, submit, &caller)?;
         // Said before anything is uploaded; the engine decides it again.
         let (request, user) = (submission.request.clone(), submission.user.clone());
         app.view(move |view| possible(view.snapshot, &request, &user))??;
+        Ok(submission)
+    })
+    .await?;
+    blocking(move || {
         let missing = missing(&app, &submission.provenance)?;
         if !missing.is_empty() {
             return Err(Failure::missing(missing));
@@ -72,44 +77,112 @@ pub struct Applied {
     pub provenance: Provenance,
 }
 
-/// Submits an object, or finds the job that an earlier try has made of it.
-pub(crate) fn submit_applied(app: &App, applied: Applied) -> Result<(JobId, JobKey), Failure> {
-    let Applied { namespace, user, spec, provenance } = applied;
-    let object = provenance.object.clone();
-    let same = move |record: &JobRecord| object.is_some() && record.provenance.object == object;
-    if let Some(record) = app.parts.reader.latest_of(&namespace, &spec.name, None)?.map(|id| jobs::record(app, id)) {
-        let record = record?;
-        if same(&record) {
-            return Ok((record.id, record.key.clone()));
+/// Why an object was not taken.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct NotTaken {
+    /// A stable word for programs, such as `NoSuchQueue`.
+    pub reason: String,
+    /// What happened and what to do, in a sentence.
+    pub message: String,
+}
+
+impl From<Failure> for NotTaken {
+    fn from(failure: Failure) -> NotTaken {
+        // Words of the API begin with a small letter, those of conditions with a capital.
+        let mut reason = failure.error.code.clone();
+        if let Some(first) = reason.get_mut(..1) {
+            first.make_ascii_uppercase();
         }
-    }
-    let live = app.view(move |view| view.records.values().find(|r| same(r)).map(|r| (r.id, r.key.clone())))?;
-    if let Some(found) = live {
-        return Ok(found);
-    }
-    let submission = checked(app, Submit { spec, provenance }, &Caller::admitted(user, namespace))?;
-    let missing = missing(app, &submission.provenance)?;
-    if !missing.is_empty() {
-        return Err(Failure::missing(missing));
-    }
-    check_hash(app, &submission.provenance)?;
-    match app.parts.engine.submit(submission)? {
-        Answer::Submitted(record) => Ok((record.id, record.key.clone())),
-        Answer::Refused(refusal) => Err(refusal.into()),
-        Answer::Done | Answer::DoneWith(_) | Answer::Rolling { .. } => {
-            Err(Failure::internal("the engine took a submission and made no job of it"))
-        }
+        NotTaken { reason, message: failure.sentence() }
     }
 }
 
-/// The submission as the engine takes it; what depends on objects is not checked.
+/// Submits an object, or finds the job that an earlier try has made of it.
+pub(crate) async fn submit_applied(app: &Arc<App>, applied: Applied) -> Result<(JobId, JobKey), Failure> {
+    let about = applied.clone();
+    // Before anything is resolved: a job stays what it was, also where its tag has moved since.
+    if let Some(found) = within(app, move |app| earlier(app, &about)).await? {
+        return Ok(found);
+    }
+    let submission = in_parts(app, move |app| {
+        let Applied { namespace, user, spec, provenance } = applied;
+        checked(app, Submit { spec, provenance }, &Caller::admitted(user, namespace))
+    })
+    .await?;
+    within(app, move |app| {
+        let missing = missing(app, &submission.provenance)?;
+        if !missing.is_empty() {
+            return Err(Failure::missing(missing));
+        }
+        check_hash(app, &submission.provenance)?;
+        match app.parts.engine.submit(submission)? {
+            Answer::Submitted(record) => Ok((record.id, record.key.clone())),
+            Answer::Refused(refusal) => Err(refusal.into()),
+            Answer::Done | Answer::DoneWith(_) | Answer::Rolling { .. } => {
+                Err(Failure::internal("the engine took a submission and made no job of it"))
+            }
+        }
+    })
+    .await
+}
+
+/// The job that was made of an object.
+fn earlier(app: &App, applied: &Applied) -> Result<Option<(JobId, JobKey)>, Failure> {
+    let object = applied.provenance.object.clone();
+    let same = move |record: &JobRecord| object.is_some() && record.provenance.object == object;
+    let latest = app.parts.reader.latest_of(&applied.namespace, &applied.spec.name, None)?;
+    if let Some(record) = latest.map(|id| jobs::record(app, id)) {
+        let record = record?;
+        if same(&record) {
+            return Ok(Some((record.id, record.key.clone())));
+        }
+    }
+    app.view(move |view| view.records.values().find(|r| same(r)).map(|r| (r.id, r.key.clone())))
+}
+
+/// Does what may wait for the disk or the engine.
+async fn within<T: Send + 'static>(
+    app: &Arc<App>,
+    work: impl FnOnce(&App) -> Result<T, Failure> + Send + 'static,
+) -> Result<T, Failure> {
+    let app = app.clone();
+    blocking(move || work(&app)).await
+}
+
+/// Checks a submission, and then resolves what its containers run: who is refused anyway asks no registry.
+async fn in_parts(
+    app: &Arc<App>,
+    check: impl FnOnce(&App) -> Result<Submission, Failure> + Send + 'static,
+) -> Result<Submission, Failure> {
+    let mut submission = within(app, check).await?;
+    if submission.provenance.image.is_none() {
+        submission.provenance.image = app.parts.body.resolve(&submission.namespace, &submission.spec).await?;
+    }
+    Ok(submission)
+}
+
+/// The submission as the engine takes it; what depends on objects is not checked, and what containers run is not
+/// resolved but for a job that is repeated, which runs what it ran.
 fn checked(app: &App, submit: Submit, caller: &Caller) -> Result<Submission, Failure> {
-    let Submit { spec, provenance } = submit;
-    let spec = match &provenance.rerun_of {
-        Some(name) => repeated(app, spec, name, caller)?,
-        None => spec,
-    };
+    let Submit { mut spec, mut provenance } = submit;
+    let admitted = provenance.object.is_some();
+    // Of an object only who may restore one has written it.
+    provenance.image = provenance.image.filter(|_| admitted);
+    if let Some(name) = &provenance.rerun_of
+        && let Ok(id) = resolve(app, name, caller)
+    {
+        let record = jobs::record(app, id)?;
+        spec = restored(spec, &record.spec, record.user == caller.user)?;
+        if (&spec.image, &spec.environment) == (&record.spec.image, &record.spec.environment) {
+            provenance.image.clone_from(&record.provenance.image);
+        }
+    }
     let body = app.parts.body.name();
+    if body != LOCAL {
+        // An environment of locked packages is this machine's; a cluster has images.
+        provenance.environment = None;
+    }
     let problems = match check_spec(&spec, &app.parts.defaults) {
         Err(problems) => problems,
         Ok(_) => {
@@ -126,20 +199,13 @@ fn checked(app: &App, submit: Submit, caller: &Caller) -> Result<Submission, Fai
             None => failure,
         });
     }
-    check_provenance(&spec, &provenance)?;
+    check_provenance(&spec, &provenance, body)?;
     let request = to_request(&spec, &app.parts.defaults.priorities);
     let Caller { namespace, user, .. } = caller.clone();
     Ok(Submission { namespace, user, spec, provenance, request })
 }
 
-/// A client that repeats a job has seen its document with the secrets masked.
-fn repeated(app: &App, spec: JobSpec, name: &str, caller: &Caller) -> Result<JobSpec, Failure> {
-    let Ok(id) = resolve(app, name, caller) else { return Ok(spec) };
-    let record = jobs::record(app, id)?;
-    restored(spec, &record.spec, record.user == caller.user)
-}
-
-fn check_provenance(spec: &JobSpec, provenance: &Provenance) -> Result<(), Failure> {
+fn check_provenance(spec: &JobSpec, provenance: &Provenance, body: &str) -> Result<(), Failure> {
     let unresolved = |what: &str| {
         Failure::refused(
             "unresolved",
@@ -156,7 +222,7 @@ fn check_provenance(spec: &JobSpec, provenance: &Provenance) -> Result<(), Failu
         return Err(Failure::bad(format!("`{wrong}` is no SHA-256 in 64 hexadecimal digits")));
     }
     match (&spec.environment, &provenance.environment) {
-        (Some(_), None) => Err(unresolved("an environment")),
+        (Some(_), None) if body == LOCAL => Err(unresolved("an environment")),
         (Some(wanted), Some(resolved)) => {
             let named = wanted == &resolved.name || *wanted == format!("{}@{}", resolved.name, resolved.version);
             if !named {
@@ -168,7 +234,7 @@ fn check_provenance(spec: &JobSpec, provenance: &Provenance) -> Result<(), Failu
             }
             Ok(())
         }
-        (None, _) => Ok(()),
+        (None, _) | (Some(_), None) => Ok(()),
     }
 }
 
@@ -232,8 +298,8 @@ pub(crate) async fn what_if(
     Input(submit): Input<Submit>,
 ) -> Result<Json<PlanAnswer>, Failure> {
     app.needs(&caller, &Right::use_queue(&submit.spec.queue)).await?;
+    let submission = in_parts(&app, move |app| checked(app, submit, &caller)).await?;
     blocking(move || {
-        let submission = checked(&app, submit, &caller)?;
         // Objects may be missing: nothing is run, so nothing has to be uploaded.
         if missing(&app, &submission.provenance)?.is_empty() {
             check_hash(&app, &submission.provenance)?;

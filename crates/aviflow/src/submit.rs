@@ -17,7 +17,7 @@ use crate::error::{Failure, Result, While};
 use crate::output::{Output, note};
 use crate::render::number::{bytes as amount, count, parse_bytes};
 use crate::render::style::Style;
-use aviflow_api::check::{PoolFacts, check_pool, check_support, levels_of};
+use aviflow_api::check::{LOCAL, PoolFacts, check_pool, check_support, levels_of};
 use aviflow_api::diagnostic::{Diagnostic, DiagnosticCode};
 use aviflow_api::environment::hex;
 use aviflow_api::file::{BASH, Defaults, Document, Options, Places};
@@ -52,7 +52,8 @@ struct Object {
 /// Checks a document against the pool and resolves what it names.
 pub fn prepare(client: &Client, loaded: Loaded, args: &SubmitArgs, output: Output) -> Result<Prepared> {
     let limit = snapshot_limit(args)?;
-    let warnings = fits(client, &loaded, output.error_style)?;
+    let body = client.server()?.body;
+    let warnings = fits(client, &loaded, &body, output.error_style)?;
     let mut spec = loaded.spec;
     let mut submit = Submit { spec: spec.clone(), provenance: Default::default() };
     let provenance = &mut submit.provenance;
@@ -63,7 +64,13 @@ pub fn prepare(client: &Client, loaded: Loaded, args: &SubmitArgs, output: Outpu
     // Drawn here and not by the training, so that an exact rerun can repeat it.
     spec.seed = spec.seed.or_else(|| Some(draw_seed()));
     data::resolve(&mut spec.data, &loaded.base, &mut provenance.data)?;
-    if let Some(environment) = &spec.environment {
+    if let Some(environment) = spec.environment.as_ref().filter(|_| body != LOCAL) {
+        // The control plane resolves it again; here one that is not there is told before the code is taken.
+        let found = client.environment(environment)?;
+        if let Some(why) = found.deprecated {
+            note(&format!("warning: environment {}@{} is deprecated: {why}", found.name, found.version));
+        }
+    } else if let Some(environment) = &spec.environment {
         let extra = spec.requirements.as_ref().map(|file| loaded.base.join(file));
         let found = environment::resolve(environment, extra.as_deref(), &loaded.base, client, output.error_style)?;
         spec.environment = Some(format!("{}@{}", found.resolved.name, found.resolved.version));
@@ -94,13 +101,13 @@ pub fn prepare(client: &Client, loaded: Loaded, args: &SubmitArgs, output: Outpu
 }
 
 /// What the pool can never give and what is not acted on there, with its places.
-fn fits(client: &Client, loaded: &Loaded, style: Style) -> Result<String> {
+fn fits(client: &Client, loaded: &Loaded, body: &str, style: Style) -> Result<String> {
     let nodes = client.nodes()?;
     let size = |n: &NodeInfo| u32::try_from(n.gpus.len()).unwrap_or(u32::MAX);
     let pool = PoolFacts::count(nodes.iter().map(|n| (n.gpu_type.as_str(), size(n))));
     let pools = client.pools()?;
     let levels = levels_of(pools.iter().map(|p| p.levels.as_slice()));
-    let mut found = check_support(&loaded.spec, &client.server()?.body, &levels);
+    let mut found = check_support(&loaded.spec, body, &levels);
     found.extend(check_pool(&loaded.spec, &pool));
     let sources = loaded.document.sources();
     let found = placed(found, &loaded.places, sources);

@@ -24,6 +24,7 @@ pub struct Plane {
     name: String,
     kubeconfig: PathBuf,
     address: String,
+    registry: String,
     process: Option<Child>,
     extra: Vec<String>,
 }
@@ -85,6 +86,7 @@ impl Plane {
             name: name.to_owned(),
             kubeconfig: PathBuf::new(),
             address: cluster.host_ip(),
+            registry: cluster.registry().address().to_owned(),
             process: None,
             extra: extra.iter().map(|e| (*e).to_owned()).collect(),
         };
@@ -100,6 +102,7 @@ impl Plane {
             name: name.to_owned(),
             kubeconfig: self.kubeconfig.clone(),
             address: self.address.clone(),
+            registry: self.registry.clone(),
             process: None,
             extra: extra.iter().map(|e| (*e).to_owned()).collect(),
         }
@@ -177,6 +180,7 @@ impl Plane {
         serve.args(["--pdeathsig", "KILL"]).arg(program("AVIFLOW_BIN")?);
         let mut serve = self.as_person(serve);
         serve.args(["serve", "--kube", "--image", IMAGE, "--advertise", &self.address]);
+        serve.args(["--plain-registry", &self.registry]);
         if !self.extra.iter().any(|e| e == "--agents") {
             serve.args(["--agents", &format!("{}:7081", self.address), "--depot", &format!("{}:7082", self.address)]);
         }

@@ -77,9 +77,27 @@ impl Registry {
         self.push_image(&Archive::open(archive), name, Some(tag))
     }
 
+    /// Lets a tag stand for an image that was pushed, named by its digest; returns the reference by tag.
+    ///
+    /// # Errors
+    /// If the reference names no image of this registry.
+    pub fn tag(&self, pushed: &str, tag: &str) -> Result<String> {
+        let (repository, digest) = pushed.split_once('@').context("the reference has no digest")?;
+        let name = repository.strip_prefix(&format!("{}/", self.host)).context("it is of another registry")?;
+        let base = format!("{}/v2/{name}/manifests", self.origin());
+        let mut manifest = ureq::get(format!("{base}/{digest}")).header("Accept", MANIFEST).call()?;
+        let manifest = manifest.body_mut().read_to_vec()?;
+        ureq::put(format!("{base}/{tag}")).content_type(MANIFEST).send(&manifest).context("the tag")?;
+        Ok(format!("{repository}:{tag}"))
+    }
+
+    fn origin(&self) -> String {
+        format!("{}://{}", if self.plain_http { "http" } else { "https" }, self.host)
+    }
+
     fn push_image(&self, archive: &Archive, name: &str, tag: Option<&str>) -> Result<String> {
         let (digest, manifest, blobs) = archive.manifest()?;
-        let origin = format!("{}://{}", if self.plain_http { "http" } else { "https" }, self.host);
+        let origin = self.origin();
         let base = format!("{origin}/v2/{name}");
         let agent: ureq::Agent = ureq::Agent::config_builder().http_status_as_error(false).build().into();
         let mut login = Login::of(&self.host, name);

@@ -36,6 +36,7 @@ pub fn check_support(spec: &JobSpec, body: &str, levels: &[String]) -> Vec<Diagn
     }
     found.extend(spec.topology.iter().flat_map(|topology| check_levels(topology, levels)));
     if body != LOCAL {
+        found.extend(check_cluster(spec));
         return found;
     }
     if let Some(image) = &spec.image {
@@ -62,6 +63,38 @@ pub fn check_support(spec: &JobSpec, body: &str, levels: &[String]) -> Vec<Diagn
             "host resources are not limited on this machine",
             "leave `resources` out, or take it as a note for a cluster",
         ));
+    }
+    found
+}
+
+/// What a cluster does not do.
+fn check_cluster(spec: &JobSpec) -> Vec<Diagnostic> {
+    let mut found = Vec::new();
+    let mut error = |field: String, message: String, help: &str| {
+        found.push(Diagnostic::error(DiagnosticCode::NotSupported, message).field(field).help(help));
+    };
+    if spec.image.is_none() && spec.environment.is_none() {
+        let message = "the job names neither an `image` nor an `environment`, and in a cluster it needs one".to_owned();
+        error(
+            "image".to_owned(),
+            message,
+            "add `environment: NAME`, as `aviflow env ls` lists them, or `image: NAME:TAG`",
+        );
+    }
+    if let Some(lock) = &spec.requirements {
+        let message = format!("in a cluster an environment is an image, and `{lock}` cannot be layered onto it");
+        let help =
+            "install them where an image is built, and name that by `image`, or as the environment's next version";
+        error("requirements".to_owned(), message, help);
+    }
+    for (index, data) in spec.data.iter().enumerate() {
+        if let Some((scheme, _)) = data.source.split_once("://")
+            && !["pvc", "file"].contains(&scheme)
+        {
+            let message = format!("a cluster mounts no data over `{scheme}`");
+            let help = "put it on a volume, or let a CSI driver mount the bucket, and write `pvc://CLAIM/PATH`";
+            error(format!("data[{index}].source"), message, help);
+        }
     }
     found
 }
@@ -102,7 +135,8 @@ mod tests {
     use crate::file::{Defaults, parse_job};
 
     fn check(text: &str, body: &str) -> Vec<(String, bool)> {
-        let text = format!("name: a\nrun: python train.py\n{text}");
+        let image = if body == LOCAL || text.starts_with("image") { "" } else { "image: a:1\n" };
+        let text = format!("name: a\nrun: python train.py\n{image}{text}");
         let parsed = parse_job("job.yaml", text.as_bytes(), &Defaults::default()).expect("document");
         let levels = ["leaf".to_owned(), "spine".to_owned()];
         check_support(&parsed.spec, body, &levels).into_iter().map(|d| (d.field.clone(), d.is_error())).collect()
@@ -117,7 +151,7 @@ mod tests {
             ("topology: {prefer: rack}".to_owned(), "topology.prefer", false, true),
             ("topology: {require: leaf, prefer: spine}".to_owned(), "topology.prefer", false, true),
             (format!("image: example.org/a@sha256:{digest}"), "image", true, false),
-            ("data: [{name: d, source: s3://b/c, mount: /d}]".to_owned(), "data[0].source", true, false),
+            ("data: [{name: d, source: s3://b/c, mount: /d}]".to_owned(), "data[0].source", true, true),
             ("resources: {cpuPerGpu: 4}".to_owned(), "resources", false, false),
         ];
         for (text, field, is_error, everywhere) in cases {
@@ -132,6 +166,22 @@ mod tests {
         ] {
             assert_eq!(check(text, LOCAL), [], "{text}");
         }
+    }
+
+    #[test]
+    fn what_a_cluster_does_not_do_is_refused() {
+        let check = |text: &str| {
+            let text = format!("name: a\nrun: python train.py\n{text}");
+            let spec = parse_job("job.yaml", text.as_bytes(), &Defaults::default()).expect("document").spec;
+            check_support(&spec, "kubernetes", &[])
+                .into_iter()
+                .map(|d| (d.field.clone(), d.is_error()))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(check(""), [("image".to_owned(), true)], "it has nothing to run in");
+        assert_eq!(check("environment: torch\nrequirements: a.lock"), [("requirements".to_owned(), true)]);
+        assert_eq!(check("image: a:1\ndata: [{name: d, source: 'gs://b/c'}]"), [("data[0].source".to_owned(), true)]);
+        assert_eq!(check("image: a:1\ndata: [{name: d, source: 'pvc://c/d'}, {name: e, source: /mnt}]"), []);
     }
 
     #[test]

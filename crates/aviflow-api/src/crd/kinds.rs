@@ -231,9 +231,11 @@ fn label(what: &str) -> super::rules::Rule {
 static IN_CLUSTER: Object = Object {
     what: "an environment of a cluster",
     fields: &[
-        key("image", Text(&f::IMAGE), "The container image by its digest.").required(),
+        key("image", Text(&f::PINNED_IMAGE), "The container image by its digest.").required(),
         key("env", VARIABLES, "Default variables; what a job declares wins.").eg(&["{\"PYTHONUNBUFFERED\": \"1\"}"]),
         key("launcher", Keys(&LAUNCHER), "How a job's command is started in the image."),
+        key("deprecated", Text(&f::ANY), "That it is not to be used any more, and what instead. A name without a version then means an older one that is not deprecated; who names this version is warned.")
+            .eg(&["\"use torch-2.10\""]),
     ],
     synonyms: &[],
 };
@@ -250,8 +252,9 @@ static LAUNCHER: Object = Object {
 #[must_use]
 pub fn environment() -> Json {
     let mut spec = object(&IN_CLUSTER, &[]);
-    spec["description"] =
-        json!("The content. It never changes, apart from `description` and `owner`; a change is the next version.");
+    spec["description"] = json!(
+        "The content. It never changes, apart from `description`, `owner` and `deprecated`; a change is the next version."
+    );
     for shared in ENVIRONMENT.fields.iter().filter(|f| matches!(f.key, "name" | "version" | "description" | "owner")) {
         spec["properties"][shared.key] = field(shared);
     }
@@ -289,6 +292,13 @@ pub fn environment() -> Json {
         Column("Environment", "string", ".spec.name", "The name, by which jobs ask for it.", false),
         Column("Version", "integer", ".spec.version", "The version.", false),
         Column("Description", "string", ".spec.description", "What it is for.", false),
+        Column(
+            "Deprecated",
+            "string",
+            ".spec.deprecated",
+            "What to use instead, where it is not to be used any more.",
+            false,
+        ),
         AGE,
         Column("Image", "string", ".spec.image", "The container image.", true),
     ];

@@ -98,6 +98,18 @@ pub(super) fn of_text(text: &Text, example: Option<&str>) -> Vec<Rule> {
     if text.what == f::IMAGE.what {
         return vec![
             rule(
+                format!("self.contains('@') || {form}"),
+                "is no name of an image; write for example `registry.example/team/train:v1`",
+            ),
+            rule(
+                format!("!self.contains('@') || {form}"),
+                "has no whole digest, which is `sha256:` and 64 of 0-9 and a-f; copy all of it",
+            ),
+        ];
+    }
+    if text.what == f::PINNED_IMAGE.what {
+        return vec![
+            rule(
                 "self.contains('@')",
                 "has no digest, and a tag may be another image tomorrow; write `NAME@sha256:…`, as `docker buildx imagetools inspect` shows it",
             ),

@@ -4,12 +4,15 @@
 //! everywhere in Kubernetes; elsewhere they are milliseconds.
 
 use crate::rest::JobCounters;
+use crate::spec::ResolvedImage;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// Most names of nodes in a status.
 pub const MOST_NODES: usize = 512;
+/// Most characters of a reason.
+pub const MOST_REASON: usize = 1024;
 
 /// What a training does.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -44,6 +47,9 @@ pub struct TrainingJobStatus {
     /// Its number in Aviflow.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub job_id: Option<u64>,
+    /// What its image was resolved to at submission, and what every attempt runs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub image: Option<ResolvedImage>,
     /// Who submitted it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub submitted_by: Option<String>,

@@ -47,7 +47,7 @@ pub static JOB: Object = Object {
             .eg(&["\"normal\"", "\"low\"", "\"high\"", "\"urgent\""])
             .default("\"normal\""),
         field("environment", Text(&f::ENVIRONMENT), "The environment to run in, as `name` or `name@version`. Without it, the machine's own programs.").eg(&["\"torch-2.9@3\""]),
-        field("image", Text(&f::IMAGE), "A container image by its digest, instead of an environment."),
+        field("image", Text(&f::IMAGE), "A container image, by tag or digest, instead of an environment. A tag is resolved once, at submission, and every attempt runs that content.").eg(&["\"registry.example/team/train:v1\""]),
         field("requirements", Text(&f::RELATIVE), "A hash-locked requirements file, relative to this file, that is layered onto the environment.").eg(&["\"extra.lock\""]),
         field("code", Either(&[Text(&f::FOLDER), Keys(&GIT)]), "The folder whose content is taken along, uncommitted changes included, relative to this file; or a commit of a git repository. Without it, the job needs no code.")
             .eg(&["\".\"", "{\"git\": \"https://git.example/team/train\", \"ref\": \"main\"}"]),

@@ -3,6 +3,7 @@
 use super::shape::{Fault, Text};
 use crate::diagnostic::DiagnosticCode;
 use crate::duration::{Duration, DurationError};
+use crate::image::{self, ImageName, ImageNameError};
 use crate::quantity::Quantity;
 
 /// Longest name of a job. Kubernetes' names have 63 characters; the rest is for what is added:
@@ -44,8 +45,10 @@ pub const ENVIRONMENT: Text =
     text("an environment", Some("^[a-z0-9]([-.a-z0-9]{0,61}[a-z0-9])?(@[1-9][0-9]{0,8})?$"), environment);
 /// An environment's own name.
 pub const ENVIRONMENT_NAME: Text = text("a name", Some("^[a-z0-9]([-.a-z0-9]{0,61}[a-z0-9])?$"), environment_name);
+/// A container image, by tag or digest.
+pub const IMAGE: Text = text("an image", Some(image::PATTERN), image_name);
 /// A container image by digest.
-pub const IMAGE: Text = text("an image", Some("^[^@\\s]+@sha256:[0-9a-f]{64}$"), image);
+pub const PINNED_IMAGE: Text = text("an image by its digest", Some(image::PINNED_PATTERN), pinned_image);
 /// A path beside or below the document.
 pub const RELATIVE: Text = text("a path", Some("^[^/\\s]"), relative);
 /// A folder.
@@ -162,7 +165,7 @@ fn environment_name(t: &str) -> Check {
 fn environment(t: &str) -> Check {
     let Some((name, version)) = t.split_once('@') else {
         if t.contains(':') || t.contains('/') {
-            return Err(Fault::new("this is no environment", "an image is given as `image: name@sha256:…`"));
+            return Err(Fault::new("this is no environment", "an image is given as `image: name:tag`"));
         }
         return environment_name(t);
     };
@@ -183,36 +186,40 @@ fn environment(t: &str) -> Check {
     })
 }
 
-fn image(t: &str) -> Check {
-    let Some((name, digest)) = t.split_once('@') else {
-        let name = untagged(t);
-        return Err(Fault::new(
-            "an image must be named by its digest; a tag may be another image tomorrow",
-            format!("write `{name}@sha256:…`; `docker buildx imagetools inspect {t}` shows the digest"),
-        )
-        .code(DiagnosticCode::NotPinned));
+fn image_name(t: &str) -> Check {
+    let error = match ImageName::parse(t) {
+        Ok(_) => return Ok(()),
+        Err(error) => error,
     };
-    let hex = digest.strip_prefix("sha256:").unwrap_or_default();
-    let good = hex.len() == 64 && hex.bytes().all(|b| b.is_ascii_digit() || matches!(b, b'a'..=b'f'));
-    if good && !name.is_empty() && !name.contains(char::is_whitespace) {
-        return Ok(());
-    }
-    Err(Fault {
-        range: Some(name.len() + 1..t.len()),
-        ..Fault::new(
-            format!("a digest is `sha256:` and 64 of 0-9 and a-f; here are {} characters", hex.chars().count()),
-            "copy the whole digest",
-        )
-        .code(DiagnosticCode::NotPinned)
+    let told = error.to_string();
+    Err(match error {
+        ImageNameError::Digest(_) => Fault {
+            range: t.find('@').map(|at| at + 1..t.len()),
+            ..Fault::new(told, "copy the whole digest").code(DiagnosticCode::NotPinned)
+        },
+        ImageNameError::Tag(_) => Fault::new(told, "write for example `registry.example/team/train:v1`"),
+        ImageNameError::Name(_) => {
+            let help = match t.split_once("://") {
+                Some((_, rest)) => format!("an image has no scheme; write `{rest}`"),
+                None => "write for example `registry.example/team/train:v1`".to_owned(),
+            };
+            Fault::new(told, help)
+        }
     })
 }
 
-/// The image without its tag; a port is no tag.
-fn untagged(t: &str) -> &str {
-    match t.rsplit_once(':') {
-        Some((name, tag)) if !tag.contains('/') => name,
-        _ => t,
+/// An image that nobody has to ask a registry for.
+fn pinned_image(t: &str) -> Check {
+    image_name(t)?;
+    if t.contains('@') {
+        return Ok(());
     }
+    let name = ImageName::parse(t).map_or_else(|_| t.to_owned(), |image| image.name);
+    Err(Fault::new(
+        "this image must be named by its digest; a tag may be another image tomorrow",
+        format!("write `{name}@sha256:…`; `docker buildx imagetools inspect {t}` shows the digest"),
+    )
+    .code(DiagnosticCode::NotPinned))
 }
 
 fn relative(t: &str) -> Check {
@@ -359,11 +366,5 @@ mod tests {
         }
         let long = to_name(&"ab-".repeat(40));
         assert!(label(&long, NAME_LIMIT).is_ok(), "{long}");
-    }
-
-    #[test]
-    fn tags_and_ports_are_told_apart() {
-        assert_eq!(untagged("host:5000/team/train:v1"), "host:5000/team/train");
-        assert_eq!(untagged("host:5000/team/train"), "host:5000/team/train");
     }
 }

@@ -132,10 +132,20 @@ pub struct EnvironmentInfo {
     pub hash: String,
     /// What it is for.
     pub description: String,
-    /// Versions of Python it is locked for.
+    /// Versions of Python it is locked for; none where it is an image.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub python: String,
     /// Default variables.
     pub env: BTreeMap<String, String>,
+    /// The container image by its digest, where it is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<String>,
+    /// Words before a job's `run`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub prefix: Vec<String>,
+    /// What to use instead, where it is not to be used any more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deprecated: Option<String>,
     /// The lock, as text; only where one environment is asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lock: Option<String>,

@@ -32,6 +32,8 @@ pub const GOOD: &[(&str, &str)] = &[
         "image",
         "name: a\nrun: x\nimage: host.example:5000/t/train:v1@sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef\n",
     ),
+    ("image by tag", "name: a\nrun: x\nimage: host.example:5000/t/train:v1\n"),
+    ("image by name", "name: a\nrun: x\nimage: python\n"),
     ("marker", "---\nname: a\nrun: x\n...\n"),
 ];
 

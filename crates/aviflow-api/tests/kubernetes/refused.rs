@@ -67,7 +67,9 @@ pub fn jobs(cluster: &Cluster) {
         ("queue", json!({"queue": "research/nlp"})),
         ("environment", json!({"environment": "Torch"})),
         ("environment", json!({"environment": "torch@1", "image": image})),
-        ("image", json!({"image": "registry.example/train:latest"})),
+        ("good", json!({"image": "registry.example:5000/team/train:v1.2"})),
+        ("image", json!({"image": "https://registry.example/train:latest"})),
+        ("image", json!({"image": "registry.example/train:a b"})),
         ("image", json!({"image": "registry.example/train@sha256:abc"})),
         ("requirements", json!({"requirements": "extra.lock"})),
         ("requirements", json!({"environment": "torch", "requirements": "extra.lock"})),
@@ -182,6 +184,7 @@ pub fn administrators(cluster: &Cluster) {
         ("a-0", environment("a", 0)),
         ("a-1", json!({"name": "a", "version": 1})),
         ("a-1", json!({"name": "a", "version": 1, "image": "torch:latest"})),
+        ("a-2", json!({"name": "a", "version": 2, "image": image, "deprecated": "use b"})),
     ];
     table(cluster, "environments", "Environment", &environments);
 }

@@ -342,6 +342,14 @@ pub struct KubeArgs {
     #[arg(long, env = "AVIFLOW_VOLUMES", value_name = "FOLDER", requires = "kube")]
     pub volumes: Option<PathBuf>,
 
+    /// A registry that is asked for digests without TLS, as HOST:PORT; several with commas
+    #[arg(long, env = "AVIFLOW_PLAIN_REGISTRY", value_name = "HOST", value_delimiter = ',', requires = "kube")]
+    pub plain_registry: Vec<String>,
+
+    /// Certificates in PEM that vouch for registries, instead of the public ones
+    #[arg(long, env = "AVIFLOW_REGISTRY_CA", value_name = "FILE", requires = "kube")]
+    pub registry_ca: Option<PathBuf>,
+
     /// Seconds after which the agents of a gang stop its ranks if they reach nobody
     #[arg(
         long,

@@ -248,6 +248,14 @@ fn record(job: &JobDetail, view: View) -> String {
     if let Some(environment) = &p.environment {
         pairs.put("environment", format!("{}@{}\n{}", environment.name, environment.version, environment.hash));
     }
+    if let Some(image) = &p.image {
+        let environment = image.environment.clone().unwrap_or_default();
+        pairs.put("environment", environment.clone());
+        let written = image.reference != image.pinned && environment.is_empty();
+        let reference = if written { format!("{}\n", image.reference) } else { String::new() };
+        pairs.put("image", format!("{reference}{}", image.pinned));
+        pairs.put("launcher", image.prefix.join(" "));
+    }
     for (name, hash) in &p.data {
         pairs.put(format!("data {name}"), hash.clone());
     }

@@ -119,6 +119,7 @@ pub fn environments(environments: &[EnvironmentInfo], view: View) -> String {
         ("ready", Align::Left),
         ("python", Align::Left),
         ("description", Align::Left),
+        ("deprecated", Align::Left),
     ]);
     for e in environments {
         table.row([
@@ -126,6 +127,7 @@ pub fn environments(environments: &[EnvironmentInfo], view: View) -> String {
             if e.ready { Cell::coloured("yes", "32") } else { "on first use".into() },
             e.python.as_str().into(),
             e.description.as_str().into(),
+            e.deprecated.as_deref().map_or_else(|| "".into(), |why| Cell::coloured(why, "33")),
         ]);
     }
     table.render(view.width, view.style)
@@ -136,7 +138,10 @@ pub fn environment(e: &EnvironmentInfo, view: View) -> String {
     let mut out = format!("{}\n", format!("{}@{}", e.name, e.version).style(view.style, "1"));
     let mut pairs = Pairs::default();
     pairs.put("for", e.description.clone());
+    pairs.put("deprecated", e.deprecated.clone().unwrap_or_default());
     pairs.put("python", e.python.clone());
+    pairs.put("image", e.image.clone().unwrap_or_default());
+    pairs.put("launcher", e.prefix.join(" "));
     pairs.put("hash", e.hash.clone());
     pairs.put("ready", if e.ready { "yes" } else { "built on first use" });
     let env: Vec<String> = e.env.iter().map(|(k, v)| format!("{k}={v}")).collect();
@@ -237,13 +242,29 @@ mod tests {
             description: "JAX on processors".into(),
             python: ">=3.11,<3.13".into(),
             env: BTreeMap::from([("JAX_PLATFORMS".into(), "cpu".into())]),
+            image: None,
+            prefix: Vec::new(),
+            deprecated: None,
             lock: Some("# comment\njax==0.10.2 \\\n    --hash=sha256:aa\nnumpy==2.4.6 ; python_version < '3.13' \\\n    --hash=sha256:bb\n".into()),
             ready: false,
         };
+        let torch = EnvironmentInfo {
+            name: "torch-2.9".into(),
+            version: 3,
+            description: "PyTorch 2.9".into(),
+            python: String::new(),
+            image: Some(format!("registry.example/torch@sha256:{}", "cd".repeat(32))),
+            prefix: vec!["/opt/entrypoint.sh".into()],
+            deprecated: Some("use torch-2.10".into()),
+            lock: None,
+            ready: true,
+            ..environment.clone()
+        };
         let text = format!(
-            "{}\n{}",
-            environments(std::slice::from_ref(&environment), view()),
-            super::environment(&environment, view())
+            "{}\n{}\n{}",
+            environments(&[environment.clone(), torch.clone()], view()),
+            super::environment(&environment, view()),
+            super::environment(&torch, view())
         );
         insta::assert_snapshot!(text);
     }

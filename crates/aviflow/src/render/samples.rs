@@ -216,6 +216,7 @@ pub fn detail(summary: JobSummary) -> JobDetail {
                 locks: vec![hash('c')],
                 env: BTreeMap::new(),
             }),
+            image: None,
             data: BTreeMap::from([("corpus".into(), hash('d'))]),
             client: BTreeMap::from([("os".into(), "linux".into()), ("arch".into(), "x86_64".into())]),
             rerun_of: None,

@@ -6,9 +6,11 @@ use crate::error::{Failure, Result, While};
 use crate::output::note;
 use aviflow_api::admin::PoolSpec;
 use aviflow_api::file::Defaults;
-use aviflow_api::rest::{Exec, ExecFrame, Observed};
+use aviflow_api::rest::{EnvironmentInfo, Exec, ExecFrame, Observed};
 use aviflow_api::rights::{Identity, Right};
-use aviflow_core::model::{Job, JobId, JobKey};
+use aviflow_api::spec::JobSpec;
+use aviflow_core::lifecycle::Moment;
+use aviflow_core::model::{Job, JobId};
 use aviflow_core::time::{Span, Time};
 use aviflow_engine::driver::Handle;
 use aviflow_engine::ports::{ActKind, Observation};
@@ -16,16 +18,20 @@ use aviflow_engine::telemetry::StreamKey;
 use aviflow_kube::check::{Check, Said};
 use aviflow_kube::depot::Objects;
 use aviflow_kube::documents::{self, Documents, Journal};
+use aviflow_kube::events;
 use aviflow_kube::fence::FENCE_AFTER;
 use aviflow_kube::identity::Reviews;
 use aviflow_kube::lease::Lease;
 use aviflow_kube::mirror::{self, Mirror};
 use aviflow_kube::own;
 use aviflow_kube::pod::Site;
+use aviflow_kube::registry::Registries;
+use aviflow_kube::resolve::{self, Resolver};
 use aviflow_kube::{Client, KubeCluster, KubeConfig, KubeHandle, Listeners};
 use aviflow_link::Durable;
 use aviflow_server::{
-    Applied, Applies, Asked, Body, BodyAgent, ExecRefusal, ExecTarget, Identities, NodeTest, Unavailable,
+    Applied, Applies, Asked, Body, BodyAgent, ExecRefusal, ExecTarget, Identities, NodeTest, NotTaken, Resolving,
+    Unavailable, Unresolved,
 };
 use aviflow_store::FileTelemetry;
 use aviflow_store::read::{ActFilter, Reader};
@@ -110,10 +116,11 @@ pub fn ground(
         site,
         objects,
     };
+    let resolver = Resolver::new(client.clone(), registries(args)?);
     let cluster = KubeCluster::start(config, listeners, telemetry, report, runtime.handle());
     let handle = cluster.handle();
     let volumes = args.volumes.clone().unwrap_or_else(|| home.join("volumes"));
-    let body = Arc::new(Kube { client, handle, runtime: runtime.handle().clone(), volumes });
+    let body = Arc::new(Kube { client, handle, resolver, runtime: runtime.handle().clone(), volumes });
     Ok(Ground { cluster: Box::new(cluster), body, nodes: None })
 }
 
@@ -127,6 +134,19 @@ fn image(client: &Client, args: &KubeArgs, runtime: &Runtime) -> Result<String> 
         }),
         (None, None) => Ok(IMAGE.to_owned()),
     }
+}
+
+/// Registries as the administrator has them.
+fn registries(args: &KubeArgs) -> Result<Registries> {
+    let roots = match &args.registry_ca {
+        Some(file) => Some(std::fs::read(file).map_err(|e| {
+            Failure::usage(format!("the certificates {} cannot be read: {e}", file.display()))
+                .help("name a file of certificates in PEM with --registry-ca")
+        })?),
+        None => None,
+    };
+    Registries::new(args.plain_registry.iter().cloned(), roots.as_deref())
+        .map_err(|why| Failure::usage(format!("the certificates of --registry-ca are of no use: {why}")))
 }
 
 /// Whether the cluster is only looked at.
@@ -191,13 +211,25 @@ impl Journal for Rows {
 struct Submits(Applies);
 
 impl mirror::Jobs for Submits {
-    fn submit(&self, applied: mirror::Applied) -> std::result::Result<(JobId, JobKey), String> {
+    fn submit(&self, applied: mirror::Applied) -> mirror::Submitting {
         let mirror::Applied { namespace, user, spec, provenance } = applied;
-        self.0.submit(Applied { namespace, user, spec, provenance })
+        let applies = self.0.clone();
+        Box::pin(async move {
+            let taken = applies.submit(Applied { namespace, user, spec, provenance }).await;
+            taken.map_err(|NotTaken { reason, message }| mirror::NotTaken { reason, message })
+        })
     }
 
     fn ended(&self, job: JobId) -> Option<(Job, Option<Time>)> {
         self.0.ended(job)
+    }
+
+    fn timeline(&self, job: JobId, after: u64) -> Vec<events::Entry> {
+        let entry = |(row, moment, text): (u64, Moment, String)| {
+            let Moment { at, attempt, kind, .. } = moment;
+            events::Entry { row, at, attempt, kind, text }
+        };
+        self.0.timeline(job, after).into_iter().map(entry).collect()
     }
 }
 
@@ -222,6 +254,7 @@ impl Identities for People {
 struct Kube {
     client: Client,
     handle: KubeHandle,
+    resolver: Resolver,
     runtime: Threads,
     volumes: PathBuf,
 }
@@ -276,6 +309,18 @@ impl Body for Kube {
     fn environment_ready(&self, _: &str) -> bool {
         // Images are pulled where they are needed.
         true
+    }
+
+    fn environments(&self) -> Option<std::result::Result<Vec<EnvironmentInfo>, String>> {
+        let all = self.runtime.block_on(self.resolver.environments());
+        Some(all.map(|all| all.into_iter().map(resolve::shown).collect()))
+    }
+
+    fn resolve<'a>(&'a self, namespace: &'a str, spec: &'a JobSpec) -> Resolving<'a> {
+        Box::pin(async move {
+            let resolved = self.resolver.resolve(namespace, spec).await;
+            resolved.map_err(|resolve::Unresolved { error, passing }| Unresolved { error, passing })
+        })
     }
 
     fn ready(&self) -> std::result::Result<(), String> {

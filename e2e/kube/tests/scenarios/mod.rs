@@ -5,13 +5,16 @@ mod crashes;
 mod cut;
 mod doctor;
 mod documents;
+mod images;
 mod life;
 mod observe;
 mod others;
 mod teams;
+mod told;
 mod training;
 mod trouble;
 mod two;
+mod volumes;
 
 use crate::World;
 use anyhow::Result;
@@ -29,6 +32,13 @@ pub const ALL: &[(&str, Test)] = &[
     ("a_gang_that_does_not_fit_makes_no_pod", life::a_gang_that_does_not_fit_makes_no_pod),
     ("a_deleted_object_is_a_graceful_stop", life::a_deleted_object_is_a_graceful_stop),
     ("a_job_of_the_command_line_has_its_object", life::a_job_of_the_command_line_has_its_object),
+    ("an_environment_is_resolved_once", images::an_environment_is_resolved_once),
+    ("a_tag_stands_for_what_it_was_at_submission", images::a_tag_stands_for_what_it_was_at_submission),
+    ("an_image_that_cannot_be_resolved_says_why", images::an_image_that_cannot_be_resolved_says_why),
+    ("data_on_a_claim_is_mounted", volumes::data_on_a_claim_is_mounted),
+    ("a_volume_that_cannot_be_mounted_says_why", volumes::a_volume_that_cannot_be_mounted_says_why),
+    ("a_missing_secret_is_waited_for_and_named", volumes::a_missing_secret_is_waited_for_and_named),
+    ("a_description_tells_the_story_once", told::a_description_tells_the_story_once),
     ("the_example_trains_as_on_this_machine", training::the_example_trains_as_on_this_machine),
     ("each_team_uses_its_queue_and_sees_its_jobs", teams::each_team_uses_its_queue_and_sees_its_jobs),
     ("queues_are_applied_by_either_hand", documents::queues_are_applied_by_either_hand),

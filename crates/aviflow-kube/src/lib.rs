@@ -25,6 +25,7 @@
 //! | [`namespace`] | what a namespace needs before job pods can be in it |
 //! | [`mirror`] | objects become jobs, jobs have objects |
 //! | [`documents`] | the same for queues and pools |
+//! | [`rebuild`] | a store that was lost, from the cluster's objects |
 //! | [`doctor`] | whether a cluster has what jobs need |
 //!
 //! The first seven are pure. Invariants: a pod is created only for a placed gang, and never a second time for
@@ -52,6 +53,7 @@ pub mod observe;
 pub mod pod;
 pub mod profile;
 pub mod reach;
+pub mod rebuild;
 pub mod site;
 
 pub use cluster::{KubeCluster, KubeConfig, KubeHandle, Listeners};

@@ -211,6 +211,7 @@ pub fn failure_short(failure: &Failure) -> String {
         Cause::Launch { worker, .. } => format!("worker {worker} could not start"),
         Cause::TimeLimit { limit } => format!("the time limit of {limit} is reached"),
         Cause::Environment { .. } => "the environment could not be made".to_owned(),
+        Cause::Recorded { reason } => reason.clone(),
     }
 }
 
@@ -235,6 +236,7 @@ pub fn failure(failure: &Failure, names: &dyn NodeNames) -> String {
             )
         }
         Cause::Environment { reason } => format!("the environment could not be made: {reason}"),
+        Cause::Recorded { reason } => format!("{reason}; more was in a store that is lost"),
     }
 }
 
@@ -280,6 +282,9 @@ pub fn moment(moment: &Moment, names: &dyn NodeNames) -> String {
                 deadline.since(moment.at)
             )
         }
+        MomentKind::Rebuilt => "taken over from its object, as the store was lost; its timeline, GPU time and steps \
+             until now are not known any more"
+            .to_owned(),
         MomentKind::Spared => "may keep its GPUs after all".to_owned(),
         MomentKind::Held { by } => format!("held by {by}"),
         MomentKind::Released { by } => format!("released by {by}"),

@@ -484,6 +484,8 @@ impl<S: Store> Engine<S> {
             moments: work.moments,
             acts: work.acts,
             journal: work.journal,
+            ended: BTreeMap::new(),
+            beyond: None,
         }
     }
 }

@@ -239,6 +239,10 @@ impl State {
         if let Some(paused) = &batch.paused {
             self.paused.clone_from(paused);
         }
+        if let Some(beyond) = batch.beyond {
+            self.term = self.term.max(beyond.term);
+            self.last_job = self.last_job.max(beyond.job);
+        }
         if !self.forgetful {
             Arc::make_mut(&mut self.history).push(Arc::new(batch.clone()));
         }
@@ -255,7 +259,8 @@ impl State {
             let terminal = job.phase.is_terminal();
             let old = rows.get(&job.id);
             // A job ends once: the first end stays.
-            let ended = old.and_then(|r| r.ended).or(terminal.then_some(batch.at));
+            let at = batch.ended.get(&job.id).copied().unwrap_or(batch.at);
+            let ended = old.and_then(|r| r.ended).or(terminal.then_some(at));
             let Some(record) = old.map(|r| &r.record).or(records.get(&job.id).copied()) else { continue };
             let row = Row { job: Arc::new(job.clone()), record: Arc::clone(record), ended };
             if old.is_none() {

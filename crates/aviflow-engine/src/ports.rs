@@ -422,6 +422,20 @@ pub struct Batch {
     pub acts: Vec<Act>,
     /// What was observed and asked, for the journal.
     pub journal: Vec<String>,
+    /// When jobs ended that come into the store as such, by their numbers; those that are missing ended at `at`.
+    pub ended: BTreeMap<JobId, Time>,
+    /// Numbers that another store, which is lost, may have handed out. The term is then no more this writer's: he
+    /// takes the store again.
+    pub beyond: Option<Beyond>,
+}
+
+/// Numbers that were handed out, whatever the store has of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Beyond {
+    /// The highest term.
+    pub term: u64,
+    /// The highest number of a job.
+    pub job: u64,
 }
 
 impl Batch {
@@ -443,6 +457,7 @@ impl Batch {
             && self.open.is_empty()
             && self.moments.is_empty()
             && self.acts.is_empty()
+            && self.beyond.is_none()
     }
 }
 

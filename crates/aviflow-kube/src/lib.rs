@@ -30,6 +30,7 @@
 //! | [`mirror`] | objects become jobs, jobs have objects |
 //! | [`events`] | what happened to a job, as Events of its object |
 //! | [`documents`] | the same for queues and pools |
+//! | [`rebuild`] | a store that was lost, from the cluster's objects |
 //! | [`doctor`] | whether a cluster has what jobs need |
 //!
 //! The first seven are pure. Invariants: a pod is created only for a placed gang, and never a second time for
@@ -61,6 +62,7 @@ pub mod own;
 pub mod pod;
 pub mod profile;
 pub mod reach;
+pub mod rebuild;
 pub mod registry;
 pub mod resolve;
 pub mod site;

@@ -18,9 +18,11 @@ use crate::pod::Owner;
 use aviflow_api::crd::{
     ConditionType, EstimatedStart, LastCheckpoint, MOST_NODES, MOST_REASON, PhaseWord, TrainingJobStatus,
 };
+use aviflow_api::duration::Duration as Length;
+use aviflow_api::rest::JobCounters;
 use aviflow_api::spec::{ObjectRef, ResolvedImage};
 use aviflow_core::explain;
-use aviflow_core::model::{Cause, Ending, Job, JobId, JobKey, NodeId, Phase};
+use aviflow_core::model::{Cause, Ending, Intent, Job, JobId, JobKey, NodeId, Phase, Stopping};
 use aviflow_core::schedule::Waiting;
 use aviflow_core::time::Time;
 use aviflow_engine::driver::{Handle, View};
@@ -502,7 +504,9 @@ fn status_of(shown: &Shown<'_>, known: &Known) -> TrainingJobStatus {
                 explain::failure_short(failure)
             }
         }),
-        Phase::Cancelled { by } => Some(format!("cancelled by {by}")),
+        Phase::Cancelled { by } | Phase::Stopping(Stopping { intent: Intent::Cancel { by }, .. }) => {
+            Some(format!("{}{by}", object::CANCELLED_BY))
+        }
         _ => None,
     });
     let said = reason.clone().unwrap_or_default();
@@ -527,8 +531,17 @@ fn status_of(shown: &Shown<'_>, known: &Known) -> TrainingJobStatus {
         phase: Some(PhaseWord::from(&job.phase)),
         reason,
         queue: Some(job.request.queue.clone()),
+        priority: Some(job.request.priority),
+        time_limit: job.request.time_limit.map(Length),
+        held: job.held.clone(),
         attempt: Some(job.attempts),
-        counters: None,
+        counters: Some(JobCounters {
+            failures: job.counters.failures,
+            node_failures: job.counters.node_failures,
+            suspensions: job.counters.suspensions,
+            unready: job.counters.unready,
+        }),
+        ran: Some(job.ran.0),
         on: nodes.iter().take(MOST_NODES).cloned().collect(),
         job_name: Some(job.key.name.clone()),
         job_id: Some(job.id.0),

@@ -24,6 +24,8 @@ pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
 pub const AVIFLOW: &str = "aviflow";
 /// Annotation of a TrainingJob that was made for a job which came through the API: the job's number.
 pub const FOR_JOB: &str = "aviflow.dev/for-job";
+/// Annotation of such a TrainingJob: the name in the job's document, where the object has another.
+pub const WORK: &str = "aviflow.dev/work";
 /// Finalizer of a TrainingJob: its deletion is a graceful stop.
 pub const FINALIZER: &str = "aviflow.dev/stop";
 /// Finalizer of a Queue and a Pool: its deletion is heard of, also by a control plane that was away.

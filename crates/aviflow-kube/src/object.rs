@@ -9,6 +9,9 @@ use aviflow_engine::ports::JobRecord;
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
 use serde_json::json;
 
+/// How the reason of a job begins that somebody cancelled; his name follows.
+pub const CANCELLED_BY: &str = "cancelled by ";
+
 /// Where TrainingJobs are.
 #[must_use]
 pub fn resource() -> ApiResource {
@@ -41,10 +44,11 @@ pub fn document(object: &DynamicObject, queue: &str) -> Result<(JobSpec, Provena
 pub fn of_job(record: &JobRecord, name: &str) -> DynamicObject {
     let whole = to_object(&record.key.namespace, name, &record.spec, &record.provenance);
     let mut object = DynamicObject::new(name, &resource()).within(&record.key.namespace);
-    object.metadata.annotations = Some(
-        [(names::FOR_JOB.to_owned(), record.id.0.to_string()), (names::SUBMITTER.to_owned(), record.user.clone())]
-            .into(),
-    );
+    let mut annotations = vec![(names::FOR_JOB, record.id.0.to_string()), (names::SUBMITTER, record.user.clone())];
+    if record.spec.name != name {
+        annotations.push((names::WORK, record.spec.name.clone()));
+    }
+    object.metadata.annotations = Some(annotations.into_iter().map(|(key, value)| (key.to_owned(), value)).collect());
     object.metadata.finalizers = Some(vec![names::FINALIZER.to_owned()]);
     object.data = json!({"spec": whole["spec"]});
     object
@@ -54,6 +58,12 @@ pub fn of_job(record: &JobRecord, name: &str) -> DynamicObject {
 #[must_use]
 pub fn made_for(object: &DynamicObject) -> Option<u64> {
     object.metadata.annotations.as_ref()?.get(names::FOR_JOB)?.parse().ok()
+}
+
+/// The name in the document of the job that an object was made for, where the object has another.
+#[must_use]
+pub fn work(object: &DynamicObject) -> Option<&str> {
+    object.metadata.annotations.as_ref()?.get(names::WORK).map(String::as_str)
 }
 
 /// Who submitted an object, as stamped at admission.

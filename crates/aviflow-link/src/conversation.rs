@@ -105,7 +105,7 @@ async fn serve<S: Site, T: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
         match admit(&shared, &hello, &sender, ping).await {
             Ok(Admitted { id, closed, execs, .. }) => {
                 let ping = ping.map(|every| Pings::new(id, every));
-                converse(&shared, hello.key, &mut lines, sender, closed, (&execs, ping)).await;
+                converse(&shared, (hello.key, hello.up), &mut lines, sender, closed, (&execs, ping)).await;
                 leave(&shared, hello.key, id);
                 execs.end();
             }
@@ -296,7 +296,7 @@ async fn write_all<T: AsyncWrite>(mut write: WriteHalf<T>, mut receiver: mpsc::U
 /// Hands on what the agent says until the connection ends or is replaced.
 async fn converse<S: Site, T: AsyncRead>(
     shared: &Arc<Workers<S>>,
-    key: StreamKey,
+    (key, mut up): (StreamKey, Option<u32>),
     lines: &mut Lines<T>,
     sender: Sender,
     mut closed: oneshot::Receiver<()>,
@@ -347,6 +347,11 @@ async fn converse<S: Site, T: AsyncRead>(
             Ok(Some(FromAgent::Pong { n })) => {
                 if let Some(pings) = &mut pings {
                     pings.answered(shared, key, n);
+                }
+                // A store that was lost may have been told that its ranks are up, and nobody says it again. What is
+                // said again, with the right time, came before the first answer to a ping.
+                if let Some(epoch) = up.take() {
+                    shared.report_worker(key, epoch, Span(0), WorkerEvent::Up, None);
                 }
             }
             // A second hello, or what is no message of this protocol.

@@ -75,17 +75,33 @@ pub struct Hello {
     pub address: Address,
     /// Where it answers its peers.
     pub peer: Option<SocketAddr>,
+    /// The epoch whose ranks are up, or were.
+    pub up: Option<u32>,
 }
 
 impl Hello {
     /// The hello among what an agent may say first; none of anything else.
     pub(crate) fn of(message: FromAgent) -> Option<Hello> {
         match message {
-            FromAgent::Hello { protocol, job_id, attempt, worker, token, pid, host, port, peer_port, .. } => {
+            FromAgent::Hello {
+                protocol,
+                job_id,
+                attempt,
+                worker,
+                token,
+                pid,
+                host,
+                port,
+                peer_port,
+                epoch,
+                up,
+                ..
+            } => {
                 let key = StreamKey { job: JobId(job_id), attempt, worker };
                 let peer = host.parse::<IpAddr>().ok().filter(|_| peer_port > 0);
                 let peer = peer.map(|ip| SocketAddr::new(ip, peer_port));
-                Some(Hello { protocol, key, token, pid, address: Address { host, port }, peer })
+                let up = up.then_some(epoch);
+                Some(Hello { protocol, key, token, pid, address: Address { host, port }, peer, up })
             }
             _ => None,
         }

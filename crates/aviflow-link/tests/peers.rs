@@ -2,8 +2,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
-use aviflow_agent::protocol::{Ended, FromAgent, PROTOCOL, ToAgent, wire};
+use aviflow_agent::protocol::{Ended, Event, FromAgent, PROTOCOL, ToAgent, wire};
 use aviflow_core::model::{Address, JobId, Term};
+use aviflow_engine::ports::{Observation, WorkerEvent};
 use aviflow_engine::telemetry::{BuildProgress, Point, StreamKey, Telemetry};
 use aviflow_link::{Hello, Listener, Site, Worker, Workers, listen};
 use std::io;
@@ -63,6 +64,11 @@ struct Agent(BufReader<TcpStream>);
 
 impl Agent {
     async fn connect(at: SocketAddr, worker: u32, peer_port: u16) -> Agent {
+        Agent::connect_up(at, worker, peer_port, None).await
+    }
+
+    /// One whose ranks of an epoch are up.
+    async fn connect_up(at: SocketAddr, worker: u32, peer_port: u16, up: Option<u32>) -> Agent {
         let mut agent = Agent(BufReader::new(TcpStream::connect(at).await.unwrap()));
         let hello = FromAgent::Hello {
             protocol: PROTOCOL,
@@ -71,10 +77,10 @@ impl Agent {
             worker,
             token: String::new(),
             pid: 1,
-            epoch: 0,
+            epoch: up.unwrap_or_default(),
             host: format!("10.0.0.{worker}"),
             port: 20_000,
-            up: false,
+            up: up.is_some(),
             log: (0, 0),
             peer_port,
         };
@@ -117,7 +123,13 @@ fn key(worker: u32) -> StreamKey {
 
 /// A control plane with an attempt of three workers, and where it listens.
 async fn control() -> (Arc<Workers<Anybody>>, SocketAddr) {
-    let workers = Arc::new(Workers::new(Anybody, Arc::new(Nothing), Box::new(|_, _| {})));
+    control_told(|_| {}).await
+}
+
+/// The same, with what it tells the engine.
+async fn control_told(tell: impl Fn(Observation) + Send + Sync + 'static) -> (Arc<Workers<Anybody>>, SocketAddr) {
+    let report = Box::new(move |observation, _| tell(observation));
+    let workers = Arc::new(Workers::new(Anybody, Arc::new(Nothing), report));
     assert!(workers.obeys(Term(1)));
     workers.reconcile(&[(JOB, 1)], Vec::new());
     for worker in 0..3 {
@@ -147,6 +159,25 @@ async fn a_start_names_those_that_answer_their_peers() {
     // Said again to one that comes back, with what is known by then.
     let mut again = Agent::connect(at, 2, 4002).await;
     assert_eq!(again.start().await, [peer(0, 4000), peer(1, 4001), peer(2, 4002)]);
+}
+
+#[tokio::test]
+async fn that_ranks_are_up_is_told_after_what_an_agent_says_again() {
+    let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let (_workers, at) = control_told(move |observation| drop(tell.send(observation))).await;
+    let mut agent = Agent::connect_up(at, 0, 4000, Some(3)).await;
+    let (n, _) = agent.ping().await.unwrap();
+    let event = Event::FirstStep { step: 7 };
+    agent.say(&FromAgent::Event { seq: 1, ago_ms: 0, epoch: 3, event }).await;
+    agent.say(&FromAgent::Pong { n }).await;
+    let mut events = Vec::new();
+    while events.len() < 3 {
+        if let Some(Observation::Worker { epoch, event, .. }) = told.recv().await {
+            events.push((epoch, event));
+        }
+    }
+    assert!(matches!(events[0], (0, WorkerEvent::Ready { .. })), "{events:?}");
+    assert_eq!(events[1..], [(3, WorkerEvent::FirstStep { step: 7 }), (3, WorkerEvent::Up)]);
 }
 
 #[tokio::test]

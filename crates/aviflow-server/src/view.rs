@@ -47,7 +47,7 @@ impl NodeNames for Names {
 fn failed_on(failure: &Failure) -> Option<NodeId> {
     match &failure.cause {
         Cause::Rank { node, .. } | Cause::WorkerLost { node, .. } | Cause::Launch { node, .. } => Some(*node),
-        Cause::TimeLimit { .. } | Cause::Environment { .. } => None,
+        Cause::TimeLimit { .. } | Cause::Environment { .. } | Cause::Recorded { .. } => None,
     }
 }
 
@@ -63,9 +63,11 @@ pub(crate) fn failure(phase: &Phase) -> Option<&Failure> {
 pub(crate) fn last_lines(failure: &Failure) -> Vec<String> {
     match &failure.cause {
         Cause::Rank { exit, .. } => exit.last_lines.iter().map(|line| masked(line)).collect(),
-        Cause::WorkerLost { .. } | Cause::Launch { .. } | Cause::TimeLimit { .. } | Cause::Environment { .. } => {
-            Vec::new()
-        }
+        Cause::WorkerLost { .. }
+        | Cause::Launch { .. }
+        | Cause::TimeLimit { .. }
+        | Cause::Environment { .. }
+        | Cause::Recorded { .. } => Vec::new(),
     }
 }
 

@@ -9,7 +9,7 @@ mod world;
 use aviflow_core::lifecycle::Moment;
 use aviflow_core::model::{Ending, Job, JobId, JobKey, Phase, Term};
 use aviflow_core::time::Time;
-use aviflow_engine::ports::{Act, Batch, JobRecord, Known, Loaded, Store, StoreError};
+use aviflow_engine::ports::{Act, Batch, Beyond, JobRecord, Known, Loaded, Store, StoreError};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use std::sync::mpsc;
@@ -46,6 +46,7 @@ pub fn check(make: impl Fn() -> Box<dyn Harness>) {
     a_name_means_the_latest(make().as_mut());
     documents_and_states_come_together(make().as_mut());
     a_commit_without_space_changes_nothing(make().as_mut());
+    numbers_go_on_beyond_those_of_a_store_that_was_lost(make().as_mut());
     what_was_committed_is_read_again(&make);
 }
 
@@ -77,6 +78,23 @@ fn an_earlier_term_is_fenced(harness: &mut dyn Harness) {
     harness.reopen();
     world.model.term = Term(3);
     assert_same(&take(harness), &world.model);
+}
+
+/// What comes into a store as it was elsewhere: when jobs ended, and which numbers were handed out.
+fn numbers_go_on_beyond_those_of_a_store_that_was_lost(harness: &mut dyn Harness) {
+    let world = World::new(take(harness));
+    let batches = (1..).map(|seed| world.clone().batch(&mut Rng(seed)));
+    let has_ended = |batch: &Batch| batch.jobs.iter().any(|job| job.phase.is_terminal());
+    let mut batch = { batches }.find(has_ended).expect("a job that has ended");
+    let ended: Vec<JobId> = batch.jobs.iter().filter(|job| job.phase.is_terminal()).map(|job| job.id).collect();
+    batch.ended = ended.iter().map(|id| (*id, Time(5))).collect();
+    batch.beyond = Some(Beyond { term: 500, job: 10_000 });
+    harness.store().commit(&batch).expect("the holder commits");
+    for id in ended {
+        assert_eq!(harness.job(id).expect("it is kept").2, Some(Time(5)));
+    }
+    let loaded = take(harness);
+    assert_eq!((loaded.term, loaded.last_job, loaded.generation), (Term(501), 10_000, 1));
 }
 
 /// Two writers at once, one after the other in the role of who is taken over.

@@ -6,6 +6,7 @@
 mod body;
 mod housekeeping;
 mod kube;
+mod rebuild;
 mod seat;
 mod shipped;
 pub mod store;
@@ -201,11 +202,14 @@ impl Plane {
         let started = now();
         let folder = home.path();
         let token = Token::load_or_create(&home.join("token")).map_err(|e| Failure::new(e.to_string()))?;
-        let Stores { store, reader, keeper } = stores;
+        let Stores { mut store, reader, keeper } = stores;
         let disk = |what: &'static str| move || format!("{what} in {} cannot be opened", folder.display());
         let objects = Arc::new(Objects::open(folder).or_fail(disk("objects"))?);
         let telemetry = Arc::new(FileTelemetry::open(folder).or_fail(disk("logs"))?);
         let environments = shipped::environments()?;
+        if let Some(client) = client.as_ref().filter(|_| !kube::observes(kube)) {
+            rebuild::where_lost(&mut store, reader.as_ref(), client, &kube.default_queue, &objects, runtime)?;
+        }
 
         let starter = Starter::default();
         let handle = starter.handle();

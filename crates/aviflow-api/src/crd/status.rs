@@ -3,6 +3,7 @@
 //! Nothing grows with the gang: per-rank detail stays in the store. Instants are texts of RFC 3339, as
 //! everywhere in Kubernetes; elsewhere they are milliseconds.
 
+use crate::duration::Duration;
 use crate::rest::JobCounters;
 use crate::spec::ResolvedImage;
 use schemars::JsonSchema;
@@ -31,12 +32,24 @@ pub struct TrainingJobStatus {
     /// The queue that it is in now: the default one where it named none, another after `aviflow update`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub queue: Option<String>,
+    /// Its priority as a number, as it is now; higher goes first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub priority: Option<i32>,
+    /// Its time limit, as it is now.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub time_limit: Option<Duration>,
+    /// Who keeps it from starting, if somebody does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub held: Option<String>,
     /// How many attempts have begun.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attempt: Option<u32>,
     /// What ended earlier attempts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub counters: Option<JobCounters>,
+    /// Milliseconds in Running, over the attempts that ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ran: Option<i64>,
     /// The nodes that it holds, in the order of its workers; the first 512.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 512), extend("x-kubernetes-list-type" = "atomic"))]

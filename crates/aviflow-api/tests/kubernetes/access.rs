@@ -74,6 +74,13 @@ pub fn submitters(cluster: &Cluster) {
     };
     cluster.must("ann", CREATE, &named("own", "ann"));
     cluster.must("plane", CREATE, &named("for-ben", "ben"));
+    // Which job an object is: an object with another's number would be his job, to show and to end.
+    let of_job = |name: &str, number: u32| {
+        let annotations =
+            format!("metadata:\n  annotations: {{aviflow.dev/for-job: \"{number}\", aviflow.dev/work: a}}");
+        object("TrainingJob", name, &json!({"queue": "nlp"})).replace("metadata:", &annotations)
+    };
+    cluster.must("plane", CREATE, &of_job("made", 7));
     assert_eq!(stamped("for-ben"), "ben");
     let mut shown = String::new();
     let mut refused = |user: &str, arguments: &str, input: &str| {
@@ -87,6 +94,10 @@ pub fn submitters(cluster: &Cluster) {
     refused("ann", "-n team annotate --overwrite tj to-nlp aviflow.dev/submitter=ben", "");
     refused("ann", "-n team annotate tj to-nlp aviflow.dev/submitter-", "");
     refused("plane", "-n team annotate --overwrite tj to-nlp aviflow.dev/submitter=ben", "");
+    refused("ann", CREATE, &of_job("forged", 7));
+    refused("ann", "-n team annotate tj to-nlp aviflow.dev/for-job=7", "");
+    refused("ann", "-n team annotate --overwrite tj made aviflow.dev/for-job=8", "");
+    refused("ann", "-n team annotate tj made aviflow.dev/work-", "");
     crate::shown::snapshot("submitters", &shown);
     cluster.must("ann", "-n team annotate tj to-nlp note=fine", "");
 }

@@ -25,6 +25,7 @@ pub struct Moment {
 #[expect(missing_docs, reason = "the names say it; explain.rs has the sentences")]
 pub enum MomentKind {
     Submitted { by: String },
+    Rebuilt,
     Placed { nodes: Vec<NodeId>, gpus: u32 },
     Running { ranks: u32 },
     FirstStep { step: u64 },

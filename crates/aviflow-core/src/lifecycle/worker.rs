@@ -23,6 +23,8 @@ pub(super) fn step(job: &mut Job, index: usize, event: &WorkerEvent, at: Time, n
                 worker.state = WorkerState::Ready;
                 worker.address = Some(address.clone());
             }
+            // Of one that was found when the store was rebuilt, it is not known.
+            worker.address.get_or_insert_with(|| address.clone());
             confirm(job, fx);
         }
         WorkerEvent::Up => up(job, index, at, fx),

@@ -298,6 +298,11 @@ pub enum Cause {
         /// The limit.
         limit: Span,
     },
+    /// What its object in the cluster says: the store that knew more was lost.
+    Recorded {
+        /// In a few words.
+        reason: String,
+    },
     /// The environment could not be made.
     Environment {
         /// Why, as the builder says it.

@@ -96,6 +96,7 @@ fn what(kind: &MomentKind) -> Option<String> {
         MomentKind::DependencyFailed { .. } => "dependency failed".to_owned(),
         MomentKind::AskedToLeave { .. } => "asked to leave".to_owned(),
         MomentKind::Submitted { .. }
+        | MomentKind::Rebuilt
         | MomentKind::Placed { .. }
         | MomentKind::Running { .. }
         | MomentKind::FirstStep { .. }

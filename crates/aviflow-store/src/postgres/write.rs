@@ -9,7 +9,6 @@ use crate::convert::{failed, int, to_json};
 use crate::settings;
 use aviflow_core::ledger::{Entry, Open};
 use aviflow_core::model::{Job, JobId, NodeId};
-use aviflow_core::time::Time;
 use aviflow_engine::ports::{Batch, JobRecord, StoreError};
 use std::collections::BTreeMap;
 use std::future::{Future, poll_fn};
@@ -36,14 +35,14 @@ pub(super) async fn batch(session: &Session, batch: &Batch, last: Numbers, journ
     let (inserted, updated) = split(batch)?;
     let mut writes = Vec::new();
     if !inserted.is_empty() {
-        writes.push(insert(&inserted, batch.at)?);
+        writes.push(insert(&inserted, batch)?);
     }
     // Between the two: what a job's time was spent on belongs to the queue that it was in
     // until this batch, and to the first one if it is new.
     entries(&batch.entries, last.entry, &mut writes)?;
     let update_at = writes.len();
     if !updated.is_empty() {
-        writes.push(update(&updated, batch.at)?);
+        writes.push(update(&updated, batch)?);
     }
     nodes(batch, &mut writes)?;
     documents(batch, &mut writes)?;
@@ -52,6 +51,10 @@ pub(super) async fn batch(session: &Session, batch: &Batch, last: Numbers, journ
     writes.push(meta(batch));
     if let Some(paused) = &batch.paused {
         writes.push(Write { text: "UPDATE meta SET paused = $1", values: vec![Value::opt_text(paused.as_deref())] });
+    }
+    if let Some(beyond) = batch.beyond {
+        let text = "UPDATE meta SET term = greatest(term, $1), last_job = greatest(last_job, $2)";
+        writes.push(Write { text, values: vec![Value::Int(int(beyond.term)), Value::Int(int(beyond.job))] });
     }
     let changed = pipeline(session, &writes).await?;
     if !updated.is_empty() && changed[update_at] != updated.len() as u64 {
@@ -106,11 +109,12 @@ fn split(batch: &Batch) -> Result<(Vec<New<'_>>, Vec<&Job>), StoreError> {
     }
 }
 
-fn ended(job: &Job, at: Time) -> Option<i64> {
+fn ended(job: &Job, batch: &Batch) -> Option<i64> {
+    let at = batch.ended.get(&job.id).copied().unwrap_or(batch.at);
     job.phase.is_terminal().then_some(at.0)
 }
 
-fn insert(jobs: &[New<'_>], at: Time) -> Result<Write, StoreError> {
+fn insert(jobs: &[New<'_>], batch: &Batch) -> Result<Write, StoreError> {
     fn texts<'a>(jobs: &'a [New<'a>], f: impl Fn(&New<'a>) -> &'a str) -> Value {
         Value::texts(jobs.iter().map(f))
     }
@@ -126,7 +130,7 @@ fn insert(jobs: &[New<'_>], at: Time) -> Result<Write, StoreError> {
             texts(jobs, |(j, _)| &j.request.queue),
             texts(jobs, |(j, _)| j.phase.name()),
             Value::Ints(jobs.iter().map(|(j, _)| j.submitted.0).collect()),
-            Value::OptInts(jobs.iter().map(|(j, _)| ended(j, at)).collect()),
+            Value::OptInts(jobs.iter().map(|(j, _)| ended(j, batch)).collect()),
             jsons(jobs.iter().map(|(j, _)| *j))?,
             jsons(jobs.iter().map(|(_, r)| *r))?,
         ],
@@ -134,7 +138,7 @@ fn insert(jobs: &[New<'_>], at: Time) -> Result<Write, StoreError> {
 }
 
 /// A job ends once: the first end stays.
-fn update(jobs: &[&Job], at: Time) -> Result<Write, StoreError> {
+fn update(jobs: &[&Job], batch: &Batch) -> Result<Write, StoreError> {
     Ok(Write {
         text: "UPDATE jobs SET queue = n.queue, phase = n.phase, ended = coalesce(jobs.ended, n.ended), job = n.job
                FROM unnest($1, $2, $3, $4, $5) AS n (id, queue, phase, ended, job) WHERE jobs.id = n.id",
@@ -142,7 +146,7 @@ fn update(jobs: &[&Job], at: Time) -> Result<Write, StoreError> {
             Value::Ints(jobs.iter().map(|j| int(j.id.0)).collect()),
             Value::texts(jobs.iter().map(|j| j.request.queue.as_str())),
             Value::texts(jobs.iter().map(|j| j.phase.name())),
-            Value::OptInts(jobs.iter().map(|j| ended(j, at)).collect()),
+            Value::OptInts(jobs.iter().map(|j| ended(j, batch)).collect()),
             jsons(jobs.iter().copied())?,
         ],
     })

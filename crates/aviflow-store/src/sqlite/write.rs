@@ -121,7 +121,8 @@ fn capacity(conn: &Connection, node: &Node, at: Time) -> Result<(), StoreError> 
 fn jobs(conn: &Connection, batch: &Batch) -> Result<(), StoreError> {
     let mut records: BTreeMap<JobId, &JobRecord> = batch.records.iter().map(|r| (r.id, r.as_ref())).collect();
     for job in &batch.jobs {
-        let ended = job.phase.is_terminal().then_some(batch.at.0);
+        let at = batch.ended.get(&job.id).copied().unwrap_or(batch.at);
+        let ended = job.phase.is_terminal().then_some(at.0);
         match records.remove(&job.id) {
             Some(record) => insert(conn, job, record, ended)?,
             None => update(conn, job, ended)?,
@@ -254,6 +255,10 @@ fn meta(conn: &Connection, batch: &Batch) -> Result<(), StoreError> {
     execute(conn, text, (int(batch.generation), batch.at.0, int(last_job), last_node, int(last_drain)))?;
     if let Some(paused) = &batch.paused {
         execute(conn, "UPDATE meta SET paused = ?1", [paused])?;
+    }
+    if let Some(beyond) = batch.beyond {
+        let text = "UPDATE meta SET term = max(term, ?1), last_job = max(last_job, ?2)";
+        execute(conn, text, (int(beyond.term), int(beyond.job)))?;
     }
     Ok(())
 }

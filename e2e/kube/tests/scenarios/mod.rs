@@ -7,6 +7,7 @@ mod doctor;
 mod documents;
 mod images;
 mod life;
+mod lost;
 mod observe;
 mod others;
 mod teams;
@@ -62,6 +63,7 @@ pub const ALL: &[(&str, Test)] = &[
     ("a_node_is_checked_before_it_takes_work_again", care::a_node_is_checked_before_it_takes_work_again),
     ("a_control_plane_may_die_at_any_time", crashes::a_control_plane_may_die_at_any_time),
     ("the_apiserver_may_be_away", crashes::the_apiserver_may_be_away),
+    ("a_lost_store_is_rebuilt", lost::a_lost_store_is_rebuilt),
     ("the_second_control_plane_takes_over", two::the_second_control_plane_takes_over),
     ("two_control_planes_by_mistake", two::two_control_planes_by_mistake),
     ("a_node_that_is_cut_off_runs_nothing_twice", cut::a_node_that_is_cut_off_runs_nothing_twice),

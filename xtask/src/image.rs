@@ -7,6 +7,7 @@ use aviflow_image::aviflow::{Parts, image};
 use aviflow_image::oci::Image;
 use aviflow_image::registry::{Reference, Registry};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 const USAGE: &str = "\
 usage: cargo xtask image [OPTIONS]
@@ -99,18 +100,20 @@ fn write(image: &Image, name: &str, place: &Path) -> Result<String> {
 
 /// The agent as it is copied into containers: without libraries of its own, so that it runs in any image.
 pub fn static_agent(profile: Profile) -> Result<PathBuf> {
+    let mut build = cargo();
+    build.args(["build", "--quiet", "--locked", "--package", "aviflow-agent"]);
+    if profile == Profile::Release {
+        build.arg("--release");
+    }
+    Ok(target()?.join(static_agent_of(build)?))
+}
+
+/// Runs what builds the agent, statically; returns where it then is in the target folder.
+pub fn static_agent_of(mut build: Command) -> Result<PathBuf> {
     let host = capture(command("rustc").arg("-vV"))?;
     let host = host.lines().find_map(|line| line.strip_prefix("host: ")).context("rustc names no host")?;
-    let mut build = cargo();
-    build.args(["build", "--quiet", "--locked", "--package", "aviflow-agent", "--target", host]);
-    let folder = match profile {
-        Profile::Dev => "debug",
-        Profile::Release => {
-            build.arg("--release");
-            "release"
-        }
-    };
+    let folder = if build.get_args().any(|arg| arg == "--release") { "release" } else { "debug" };
     // A target that is named keeps the flags from programs that the build itself runs.
-    must(build.env("RUSTFLAGS", "-C target-feature=+crt-static"))?;
-    Ok(target()?.join(host).join(folder).join("aviflow-agent"))
+    must(build.args(["--target", host]).env("RUSTFLAGS", "-C target-feature=+crt-static"))?;
+    Ok(Path::new(host).join(folder).join("aviflow-agent"))
 }

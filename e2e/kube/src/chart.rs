@@ -23,10 +23,17 @@ pub fn deploy(name: &str) -> PathBuf {
 /// # Errors
 /// If it cannot be made or pushed.
 pub fn push(cluster: &Cluster, version: &str) -> Result<String> {
+    push_programs(cluster, version, &program("AVIFLOW_BIN")?, &program("AVIFLOW_AGENT_BIN")?)
+}
+
+/// Pushes an image of other programs.
+///
+/// # Errors
+/// If it cannot be made or pushed.
+pub fn push_programs(cluster: &Cluster, version: &str, aviflow: &Path, agent: &Path) -> Result<String> {
     let folder = tempfile::tempdir()?;
     let archive = folder.path().join("aviflow.tar");
-    let (aviflow, agent) = (program("AVIFLOW_BIN")?, program("AVIFLOW_AGENT_BIN")?);
-    let parts = Parts { aviflow: &aviflow, agent: &agent, version, revision: None, small: true };
+    let parts = Parts { aviflow, agent, version, revision: None, small: true };
     aviflow_image::aviflow::image(&parts)?.write(&format!("aviflow:{version}"), &archive)?;
     cluster.registry().push_tagged(&archive, "aviflow", version)
 }
@@ -54,8 +61,16 @@ pub fn helm(cluster: &Cluster, args: &[&str]) -> Result<String> {
 /// # Errors
 /// If it does not become so; the error quotes what the control plane said.
 pub fn install(cluster: &Cluster, image: &str, values: &[&str]) -> Result<()> {
+    install_chart(cluster, &deploy("helm/aviflow"), image, values)
+}
+
+/// The same with the chart in another folder.
+///
+/// # Errors
+/// If it does not become so; the error quotes what the control plane said.
+pub fn install_chart(cluster: &Cluster, chart: &Path, image: &str, values: &[&str]) -> Result<()> {
     let (repository, digest) = image.split_once('@').context("the image has no digest")?;
-    let chart = deploy("helm/aviflow").display().to_string();
+    let chart = chart.display().to_string();
     let (repository, digest) = (format!("image.repository={repository}"), format!("image.digest={digest}"));
     let mut args = vec!["upgrade", "--install", "aviflow", &chart, "--set", &repository, "--set", &digest];
     args.extend(values.iter().flat_map(|value| ["--set", value]));

@@ -112,6 +112,8 @@ fn parameter<'a>(parameters: &'a str, name: &str) -> Option<&'a str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::{BufRead as _, BufReader, Write as _};
+    use std::net::TcpListener;
 
     #[test]
     fn a_challenge_is_read() {
@@ -120,6 +122,50 @@ mod tests {
         assert_eq!(parameter(asked, "service"), Some("registry.example"));
         assert_eq!(parameter(asked, "pull"), None);
         assert_eq!(parameter(r#"my-realm="x", realm="y""#, "realm"), Some("y"));
+    }
+
+    /// Answers requests, one connection each, and hands on their heads.
+    fn answering(answers: Vec<String>) -> (String, std::thread::JoinHandle<Vec<String>>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let at = address.clone();
+        let thread = std::thread::spawn(move || {
+            let one = |answer: String| {
+                let (stream, _) = listener.accept().unwrap();
+                let lines = BufReader::new(&stream).lines().map_while(Result::ok);
+                let head: Vec<String> = lines.take_while(|line| !line.is_empty()).collect();
+                (&stream).write_all(answer.replace("ADDRESS", &at).as_bytes()).unwrap();
+                head.join("\n")
+            };
+            answers.into_iter().map(one).collect()
+        });
+        (address, thread)
+    }
+
+    #[test]
+    fn a_token_is_fetched_with_the_password_and_used_from_then_on() {
+        let answer = |status: &str, headers: &str, body: &str| {
+            let length = body.len();
+            format!("HTTP/1.1 {status}\r\n{headers}Content-Length: {length}\r\nConnection: close\r\n\r\n{body}")
+        };
+        let asks = "WWW-Authenticate: Bearer realm=\"http://ADDRESS/token\",service=\"registry.example\"\r\n";
+        let (address, thread) = answering(vec![
+            answer("401 Unauthorized", asks, ""),
+            answer("200 OK", "", r#"{"token": "abc"}"#),
+            answer("202 Accepted", "", ""),
+        ]);
+        let agent: ureq::Agent = ureq::Agent::config_builder().http_status_as_error(false).build().into();
+        let mut login = Login { password: Some("YTpi".into()), repository: "team/a".into(), word: Word::default() };
+        let url = format!("http://{address}/v2/team/a/blobs/uploads/");
+        let answer = login.send(|word| word.on(agent.post(&url)).send_empty()).unwrap();
+        assert_eq!(answer.status(), StatusCode::ACCEPTED);
+        assert_eq!(login.word.0.as_deref(), Some("Bearer abc"));
+        let asked = thread.join().unwrap();
+        assert!(!asked[0].contains("uthorization"), "{}", asked[0]);
+        assert!(asked[1].starts_with("GET /token?") && asked[1].contains("service=registry.example"), "{}", asked[1]);
+        assert!(asked[1].contains("team") && asked[1].contains("push"), "{}", asked[1]);
+        assert!(asked[1].to_lowercase().contains("authorization: basic ytpi"), "{}", asked[1]);
+        assert!(asked[2].to_lowercase().contains("authorization: bearer abc"), "{}", asked[2]);
     }
 
     #[test]

@@ -24,7 +24,7 @@ fn whole(command: &mut Command) -> Result<Outcome> {
 const SILENCE: Duration = Duration::from_secs(900);
 
 /// A runner that counts its tests.
-fn counted(command: &mut Command) -> Result<Outcome> {
+pub fn counted(command: &mut Command) -> Result<Outcome> {
     let Ran { ok, output } = tee_unless_silent(command, SILENCE)?;
     Ok(Outcome::Ran(Count::read(&output, ok)))
 }
@@ -177,16 +177,22 @@ pub fn kube() -> Result<Outcome> {
     if let Some(why) = setup::no_kube() {
         return Ok(Outcome::Skipped(why.to_owned()));
     }
+    let mut tests = kube_tests()?;
+    tests.args(ON_CLUSTERS.iter().flat_map(|package| ["--package", package]));
+    counted(tests.args(["--", "--ignored"]))
+}
+
+/// A runner of such tests, which lacks but their names: all that they need is there.
+pub fn kube_tests() -> Result<Command> {
     setup::check_kube()?;
     // The first time, this builds Kubernetes and says so; a test could say nothing meanwhile.
-    if crate::kube::run(&["binaries".to_owned()])? != 0 {
+    if crate::kube::run(&["binaries".to_owned(), "--all".to_owned()])? != 0 {
         bail!("the programs of a cluster could not be built");
     }
     let mut tests = cargo();
     tests.env("AVIFLOW_BIN", control::build(Profile::Dev)?).env("AVIFLOW_AGENT_BIN", static_agent(Profile::Dev)?);
     tests.args(["test", "--locked", "--no-fail-fast"]);
-    tests.args(ON_CLUSTERS.iter().flat_map(|package| ["--package", package]));
-    counted(tests.args(["--", "--ignored"]))
+    Ok(tests)
 }
 
 /// The commands in the documents do what the documents say.

@@ -11,6 +11,7 @@ use anyhow::Result;
 use aviflow_e2e_kube::chart::{self, Audit, NAMESPACE, Person};
 use aviflow_testcluster::{Cluster, Options, images};
 use libtest_mimic::{Arguments, Failed, Trial};
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 
@@ -31,6 +32,11 @@ pub struct World {
 impl World {
     /// A cluster as an administrator has prepared it, and the chart installed for the first time.
     fn new() -> Result<World> {
+        World::installed(|cluster, versions| chart::install(cluster, &versions[0], &[]))
+    }
+
+    /// The same, installed in another way.
+    fn installed(install: impl FnOnce(&Cluster, &[String; 2]) -> Result<()>) -> Result<World> {
         let audit = Audit::new()?;
         let cluster = Cluster::start(Options { apiserver_args: audit.arguments(), ..Options::default() })?;
         let image = cluster.registry().push(&images::minimal_python()?, "python")?;
@@ -39,7 +45,7 @@ impl World {
         let level = "pod-security.kubernetes.io/enforce=restricted";
         cluster.kubectl_ok(&["label", "namespace", NAMESPACE, level])?;
         chart::volume(&cluster)?;
-        chart::install(&cluster, &versions[0], &[])?;
+        install(&cluster, &versions)?;
         aviflow_e2e_kube::knows_the_kinds(&cluster)?;
         Ok(World { person: Person::new(&cluster, "ann")?, cluster, image, versions, audit })
     }
@@ -76,7 +82,14 @@ fn main() -> ExitCode {
         };
         Trial::test(*name, move || run().map_err(|e| Failed::from(format!("{e:#}")))).with_ignored_flag(true)
     });
-    let conclusion = libtest_mimic::run(&arguments, trials.collect());
+    let mut trials: Vec<Trial> = trials.collect();
+    // What it needs is made by `cargo xtask test full` alone. Last: it has a cluster of its own.
+    if let Some(older) = std::env::var_os("AVIFLOW_OLDER") {
+        let test = move || upgrade::an_older_version_is_upgraded_beneath_a_training(Path::new(&older));
+        let test = move || test().map_err(|e| Failed::from(format!("{e:#}")));
+        trials.push(Trial::test("an_older_version_is_upgraded_beneath_a_training", test).with_ignored_flag(true));
+    }
+    let conclusion = libtest_mimic::run(&arguments, trials);
     if conclusion.has_failed()
         && let Ok(shared) = shared.lock()
         && let Some(world) = shared.as_ref()

@@ -7,6 +7,7 @@ use aviflow_e2e_kube::chart::{self, NAMESPACE, helm};
 use aviflow_e2e_kube::{LONGEST, Phase as _};
 use aviflow_testcluster::until;
 use serde_json::Value;
+use std::path::Path;
 
 /// Counts until it is told to end.
 const COUNT: &str = "n=0; until [ -e /tmp/end ]; do n=$((n+1)); echo count $n; sleep 0.2; done; echo ended at $n";
@@ -129,4 +130,24 @@ pub fn a_training_outlives_an_uninstalled_chart(world: &World) -> Result<()> {
     training.goes_on()?;
     training.end()?;
     untroubled(world)
+}
+
+/// `older` has programs and source of an earlier commit, whose agents speak an earlier version of the protocol.
+pub fn an_older_version_is_upgraded_beneath_a_training(older: &Path) -> Result<()> {
+    let world = World::installed(|cluster, _| {
+        let programs = (older.join("aviflow"), older.join("aviflow-agent"));
+        let image = chart::push_programs(cluster, "older", &programs.0, &programs.1)?;
+        chart::install_chart(cluster, &older.join("source/deploy/helm/aviflow"), &image, &[])
+    })?;
+    let training = Training::start(&world, "older")?;
+    let before = plane(&world)?;
+    chart::install(&world.cluster, &world.versions[0], &[])?;
+    ensure!(before["metadata"]["uid"] != plane(&world)?["metadata"]["uid"], "the pod was not replaced");
+    training.goes_on()?;
+    training.end()?;
+    untroubled(&world)?;
+    // What comes now has agents of the present version.
+    world.cluster.apply(&world.job("newer", 1, 1, "echo new").to_string())?;
+    world.cluster.phase("newer", "Succeeded")?;
+    Ok(())
 }

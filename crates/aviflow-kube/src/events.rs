@@ -103,7 +103,9 @@ pub fn word(kind: &MomentKind, attempt: u32) -> Option<(&'static str, bool)> {
         | MomentKind::Updated { .. }
         | MomentKind::DependencyMet { .. }
         | MomentKind::Cancelling { .. }
-        | MomentKind::RequeueAsked { .. } => None,
+        | MomentKind::RequeueAsked { .. }
+        // What happened before was told by whoever lost it.
+        | MomentKind::Rebuilt => None,
     }
 }
 

@@ -500,9 +500,11 @@ fn status_of(shown: &Shown<'_>, known: &Known) -> TrainingJobStatus {
         Phase::Failed(failure) => Some(match &failure.cause {
             // Nothing else in the cluster says it any more.
             Cause::Launch { reason, .. } => bounded(format!("{}: {reason}", explain::failure_short(failure))),
-            Cause::Rank { .. } | Cause::WorkerLost { .. } | Cause::TimeLimit { .. } | Cause::Environment { .. } => {
-                explain::failure_short(failure)
-            }
+            Cause::Rank { .. }
+            | Cause::WorkerLost { .. }
+            | Cause::TimeLimit { .. }
+            | Cause::Environment { .. }
+            | Cause::Recorded { .. } => explain::failure_short(failure),
         }),
         Phase::Cancelled { by } | Phase::Stopping(Stopping { intent: Intent::Cancel { by }, .. }) => {
             Some(format!("{}{by}", object::CANCELLED_BY))

@@ -77,15 +77,16 @@ pub(crate) fn submit_applied(app: &App, applied: Applied) -> Result<(JobId, JobK
     let Applied { namespace, user, spec, provenance } = applied;
     let object = provenance.object.clone();
     let same = move |record: &JobRecord| object.is_some() && record.provenance.object == object;
-    if let Some(record) = app.parts.reader.latest_of(&namespace, &spec.name, None)?.map(|id| jobs::record(app, id)) {
-        let record = record?;
+    // A job of this object has the object's name; where there is none of that name, there is none of it.
+    if let Some(newest) = app.parts.reader.latest_of(&namespace, &spec.name, None)? {
+        let record = jobs::record(app, newest)?;
         if same(&record) {
             return Ok((record.id, record.key.clone()));
         }
-    }
-    let live = app.view(move |view| view.records.values().find(|r| same(r)).map(|r| (r.id, r.key.clone())))?;
-    if let Some(found) = live {
-        return Ok(found);
+        let live = app.view(move |view| view.records.values().find(|r| same(r)).map(|r| (r.id, r.key.clone())))?;
+        if let Some(found) = live {
+            return Ok(found);
+        }
     }
     let submission = checked(app, Submit { spec, provenance }, &Caller::admitted(user, namespace))?;
     let missing = missing(app, &submission.provenance)?;
@@ -113,7 +114,11 @@ fn checked(app: &App, submit: Submit, caller: &Caller) -> Result<Submission, Fai
     let problems = match check_spec(&spec, &app.parts.defaults) {
         Err(problems) => problems,
         Ok(_) => {
-            let levels = app.view(|view| levels_of(view.snapshot.pools.values().map(|p| p.levels.as_slice())))?;
+            // The engine is asked only by those who name levels.
+            let levels = match &spec.topology {
+                Some(_) => app.view(|view| levels_of(view.snapshot.pools.values().map(|p| p.levels.as_slice())))?,
+                None => Vec::new(),
+            };
             check_support(&spec, body, &levels)
         }
     };

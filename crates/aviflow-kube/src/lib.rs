@@ -24,6 +24,7 @@
 //! | [`namespace`] | what a namespace needs before job pods can be in it |
 //! | [`mirror`] | objects become jobs, jobs have objects |
 //! | [`documents`] | the same for queues and pools |
+//! | [`pretend`] | workers without pods, for benchmarks alone |
 //! | [`doctor`] | whether a cluster has what jobs need |
 //!
 //! The first seven are pure. Invariants: a pod is created only for a placed gang, and never a second time for
@@ -48,6 +49,7 @@ pub mod namespace;
 pub mod object;
 pub mod observe;
 pub mod pod;
+pub mod pretend;
 pub mod profile;
 pub mod reach;
 pub mod site;

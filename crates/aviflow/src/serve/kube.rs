@@ -11,14 +11,16 @@ use aviflow_api::rights::{Identity, Right};
 use aviflow_core::model::{Job, JobId, JobKey};
 use aviflow_core::time::{Span, Time};
 use aviflow_engine::driver::Handle;
-use aviflow_engine::ports::{ActKind, Observation};
+use aviflow_engine::ports::{ActKind, Cluster, Observation};
 use aviflow_engine::telemetry::StreamKey;
+use aviflow_kube::api::connect;
 use aviflow_kube::depot::Objects;
 use aviflow_kube::documents::{self, Documents, Journal};
 use aviflow_kube::fence::FENCE_AFTER;
 use aviflow_kube::identity::Reviews;
 use aviflow_kube::mirror::{self, Mirror};
 use aviflow_kube::pod::Site;
+use aviflow_kube::pretend::{self, Pretended, Report};
 use aviflow_kube::{Client, KubeCluster, KubeConfig, KubeHandle, Listeners};
 use aviflow_link::Durable;
 use aviflow_server::{Applied, Applies, Asked, Body, BodyAgent, ExecRefusal, ExecTarget, Identities, Unavailable};
@@ -52,7 +54,7 @@ pub fn ground(
     report: impl Fn(Observation, Option<Durable>) + Send + Sync + 'static,
     runtime: &Runtime,
 ) -> Result<(Ground, Client)> {
-    let client = runtime.block_on(Client::try_default()).map_err(|e| {
+    let client = runtime.block_on(connect(args.requests_per_second)).map_err(|e| {
         Failure::new(format!("no Kubernetes cluster can be found: {e}"))
             .help("run it in a pod of the cluster, or set KUBECONFIG")
     })?;
@@ -90,11 +92,33 @@ pub fn ground(
         site,
         objects,
     };
-    let cluster = KubeCluster::start(config, listeners, telemetry, report, runtime.handle());
+    let report = Arc::new(report);
+    let reports = report.clone();
+    let report_durable = move |observation, durable| reports(observation, durable);
+    let cluster = KubeCluster::start(config, listeners, telemetry, report_durable, runtime.handle());
     let handle = cluster.handle();
+    let cluster: Box<dyn Cluster + Send> = if args.pretend_workers {
+        pretended(&client, cluster, Arc::new(move |observation| report(observation, None)), runtime)?
+    } else {
+        Box::new(cluster)
+    };
     let volumes = args.volumes.clone().unwrap_or_else(|| home.join("volumes"));
     let body = Arc::new(Kube { client: client.clone(), handle, runtime: runtime.handle().clone(), volumes });
-    Ok((Ground { cluster: Box::new(cluster), body, nodes: None }, client))
+    Ok((Ground { cluster, body, nodes: None }, client))
+}
+
+/// The cluster with workers that are only pretended.
+fn pretended(
+    client: &Client,
+    cluster: KubeCluster,
+    report: Report,
+    runtime: &Runtime,
+) -> Result<Box<dyn Cluster + Send>> {
+    runtime.block_on(pretend::check(client)).map_err(|why| {
+        Failure::usage(format!("--pretend-workers is for benchmarks, and {why}")).help("leave it out")
+    })?;
+    note("no job runs here: workers are pretended, for a benchmark");
+    Ok(Box::new(Pretended::new(cluster, report, runtime.handle().clone())))
 }
 
 /// Whether the cluster is only looked at.

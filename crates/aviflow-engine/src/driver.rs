@@ -1,11 +1,16 @@
 //! The thread around the engine: it waits for inputs, takes turns, answers
 //! those who asked once the answer is durable, and hands orders to the cluster.
 
+mod follow;
+
+pub use follow::{Changes, Follower};
+
 use crate::engine::{Answer, Engine, Input, Submission};
 use crate::ports::{Cluster, JobRecord, Stamped, Store, StoreError};
 use aviflow_core::model::{JobId, Snapshot, Term};
 use aviflow_core::schedule::Plan;
 use aviflow_core::time::{Span, Time};
+use follow::Followers;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -53,6 +58,7 @@ pub struct View<'a> {
 pub struct Handle {
     sender: Sender<Message>,
     changed: watch::Receiver<u64>,
+    followers: Followers,
 }
 
 /// The engine is stopping or has failed for good.
@@ -157,7 +163,7 @@ impl Default for Starter {
     fn default() -> Starter {
         let (sender, receiver) = channel();
         let (generation, changed) = watch::channel(0);
-        Starter { handle: Handle { sender, changed }, receiver, generation }
+        Starter { handle: Handle { sender, changed, followers: Followers::default() }, receiver, generation }
     }
 }
 
@@ -186,7 +192,8 @@ impl Starter {
         let (engine, orders) = Engine::open(store, wall_clock())?;
         cluster.apply(&orders);
         let clock = Clock::starting_at(engine.now());
-        let driver = Driver { engine, cluster, receiver: self.receiver, generation: self.generation, clock };
+        let followers = self.handle.followers.clone();
+        let driver = Driver { engine, cluster, receiver: self.receiver, generation: self.generation, followers, clock };
         let spawn = std::thread::Builder::new().name("engine".to_owned());
         let thread = spawn
             .spawn(move || on_end(driver.run()))
@@ -200,6 +207,7 @@ struct Driver<S, C> {
     cluster: C,
     receiver: Receiver<Message>,
     generation: watch::Sender<u64>,
+    followers: Followers,
     clock: Clock,
 }
 
@@ -289,6 +297,7 @@ impl<S: Store, C: Cluster> Driver<S, C> {
             match self.engine.turn(&mail.inputs, self.clock.now()) {
                 Ok(turn) => {
                     let generation = self.engine.generation();
+                    self.followers.turned(&turn, self.engine.now());
                     for (reply, answer) in mail.replies.iter_mut().zip(turn.answers) {
                         if let Some(reply) = reply.take() {
                             let _ = reply.send(Ok(answer));
@@ -313,6 +322,7 @@ impl<S: Store, C: Cluster> Driver<S, C> {
                     // observed is kept and tried again: the world will not repeat it.
                     refuse(mail, &error);
                     let Some(orders) = self.reopen(mail)? else { return Ok(()) };
+                    self.followers.reopened();
                     self.cluster.apply(&orders);
                 }
             }

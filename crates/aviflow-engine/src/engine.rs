@@ -47,11 +47,14 @@ pub struct Turn {
     pub orders: Vec<Stamped>,
     /// Jobs that changed.
     pub changed: Vec<JobId>,
+    /// Those of them that ended, which are forgotten here.
+    pub ended: Vec<Job>,
     /// Whether anything was written.
     pub written: bool,
 }
 
-/// Submissions of a turn for which an estimate is kept: enough to judge by, and no flood of them.
+/// Submissions of a second for which an estimate is kept: enough to judge by, and no flood of them, as one costs as
+/// much as a plan.
 const ESTIMATES: usize = 8;
 
 /// The state of a control plane that holds its store.
@@ -69,6 +72,8 @@ pub struct Engine<S> {
     plan: Plan,
     memo: Memo,
     deadlines: BTreeSet<(Time, JobId)>,
+    /// Since when estimates are counted, and how many there were.
+    estimates: (Time, usize),
     /// No deadline is kept before this instant: first the agents must have had
     /// the time to say what happened while nobody listened.
     listen_until: Time,
@@ -135,6 +140,7 @@ impl<S: Store> Engine<S> {
             plan: Plan::default(),
             memo: Memo::default(),
             deadlines: BTreeSet::new(),
+            estimates: (Time(0), 0),
             listen_until: Time(0),
             suffixes: BTreeMap::new(),
             dependants: BTreeMap::new(),
@@ -254,7 +260,8 @@ impl<S: Store> Engine<S> {
             self.store.commit(&batch)?;
             self.generation = batch.generation;
         }
-        Ok(Turn { answers, orders: self.stamp(orders), changed, written })
+        let ended = batch.jobs.into_iter().filter(|job| job.phase.is_terminal()).collect();
+        Ok(Turn { answers, orders: self.stamp(orders), changed, ended, written })
     }
 
     fn make_plan(&mut self) {
@@ -281,11 +288,18 @@ impl<S: Store> Engine<S> {
 
     /// Notes when new jobs that wait are expected to start, so that estimates are judged by what comes of them.
     fn note_estimates(&mut self, work: &mut Work) {
-        for record in work.records.iter().take(ESTIMATES) {
+        if self.now.since(self.estimates.0) >= Span::seconds(1) {
+            self.estimates = (self.now, 0);
+        }
+        for record in &work.records {
             let id = record.id;
+            if self.estimates.1 >= ESTIMATES {
+                return;
+            }
             if !self.snapshot.waiting.contains(&id) {
                 continue;
             }
+            self.estimates.1 += 1;
             let estimate = schedule::estimate(&self.snapshot, &mut self.memo, &self.plan, id, self.now);
             if let (Some(_), Some(job)) = (estimate, self.snapshot.jobs.get_mut(&id)) {
                 job.estimate = estimate;

@@ -1,13 +1,30 @@
 //! Requests to the apiserver, tried again where that is safe.
 
+use kube::client::ClientBuilder;
 use kube::core::response::Status;
+use kube::{Client, Config};
 use std::future::Future;
+use std::num::NonZeroU32;
 use std::time::Duration;
+use tower::limit::RateLimitLayer;
 
 /// The first pause before a request is sent again.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 /// The longest.
 const LAST_PAUSE: Duration = Duration::from_secs(10);
+
+/// A client of the cluster of this pod, else of `$KUBECONFIG`, that sends no more requests a second than are named.
+///
+/// # Errors
+/// If no cluster can be found.
+pub async fn connect(most: Option<NonZeroU32>) -> Result<Client, String> {
+    let config = Config::infer().await.map_err(|e| e.to_string())?;
+    let builder = ClientBuilder::try_from(config).map_err(|e| e.to_string())?;
+    Ok(match most {
+        Some(most) => builder.with_layer(&RateLimitLayer::new(u64::from(most.get()), Duration::from_secs(1))).build(),
+        None => builder.build(),
+    })
+}
 
 /// What the apiserver says that it will say again: another try is of no use.
 #[derive(Clone, Debug, PartialEq, Eq)]

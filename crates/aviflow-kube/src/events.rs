@@ -5,7 +5,7 @@
 //! restart, is refused by the apiserver and stands there once.
 //!
 //! Invariants: a state that stays writes nothing; of several entries of one attempt under one word only the first is
-//! told; what is older than the apiserver keeps Events is not told again.
+//! told; what is older than the apiserver keeps Events is not told again; a flood of changes is not told whole.
 
 use crate::api::persist;
 use crate::mirror::Jobs;
@@ -22,6 +22,7 @@ use kube::{Api, Client};
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
 /// How long the apiserver keeps Events, unless it is told otherwise.
@@ -175,9 +176,40 @@ fn event(name: String, regarding: &Regarding, word: &str, warning: bool, text: &
     }
 }
 
+/// Changes whose Events may be written at once.
+const BURST: u32 = 200;
+/// The time after which one more may.
+const EVERY: Duration = Duration::from_millis(100);
+
+/// How many changes may be told. Events are for people who look at a job; where thousands of jobs come and go, the
+/// apiserver has better to do, and what is not told here is in the timeline.
+#[derive(Debug)]
+struct Allowance {
+    left: u32,
+    since: Instant,
+}
+
+impl Allowance {
+    fn new(now: Instant) -> Allowance {
+        Allowance { left: BURST, since: now }
+    }
+
+    fn take(&mut self, now: Instant) -> bool {
+        let more = u32::try_from(now.saturating_duration_since(self.since).as_millis() / EVERY.as_millis());
+        let more = more.unwrap_or(u32::MAX);
+        // A part of a pause counts for the next.
+        self.since = if more < BURST { self.since + EVERY * more } else { now };
+        self.left = self.left.saturating_add(more).min(BURST);
+        let may = self.left > 0;
+        self.left = self.left.saturating_sub(1);
+        may
+    }
+}
+
 /// Writes Events until nobody tells it anything any more.
 pub(crate) async fn write(client: Client, jobs: Arc<dyn Jobs>, mut tells: mpsc::UnboundedReceiver<Tell>) {
     let mut told: BTreeMap<JobId, Told> = BTreeMap::new();
+    let mut allowance = Allowance::new(Instant::now());
     while let Some(tell) = tells.recv().await {
         let now = aviflow_engine::driver::wall_clock();
         let events = match tell {
@@ -185,6 +217,7 @@ pub(crate) async fn write(client: Client, jobs: Arc<dyn Jobs>, mut tells: mpsc::
                 told.remove(&job);
                 continue;
             }
+            _ if !allowance.take(Instant::now()) => continue,
             Tell::NotTaken(regarding, word, why) => vec![of_refusal(&regarding, &word, &why, now)],
             Tell::Changed(job, regarding) => {
                 let known = told.entry(job).or_default();
@@ -245,6 +278,23 @@ mod tests {
         assert_eq!(again, [first, rest].concat());
         let late = Time(KEPT.0 + 10_000);
         assert_eq!(words(&entries, &mut Told::default(), late), ["train.1a.1a Restarted"], "the others are forgotten");
+    }
+
+    #[test]
+    fn a_flood_of_changes_is_not_told_whole() {
+        let mut now = Instant::now();
+        let mut allowance = Allowance::new(now);
+        let mut told = |now: Instant, changes: u32| (0..changes).filter(|_| allowance.take(now)).count();
+        assert_eq!(told(now, 1000), 200);
+        assert_eq!(told(now, 10), 0);
+        now += Duration::from_millis(350);
+        assert_eq!(told(now, 10), 3);
+        now += Duration::from_millis(50);
+        assert_eq!(told(now, 10), 1, "parts of a pause add up");
+        now += Duration::from_secs(3600);
+        assert_eq!(told(now, 1000), 200);
+        now += Duration::from_millis(100);
+        assert_eq!(told(now, 10), 1, "a long silence saves nothing up");
     }
 
     #[test]

@@ -31,6 +31,7 @@
 //! | [`events`] | what happened to a job, as Events of its object |
 //! | [`documents`] | the same for queues and pools |
 //! | [`rebuild`] | a store that was lost, from the cluster's objects |
+//! | [`pretend`] | workers without pods, for benchmarks alone |
 //! | [`doctor`] | whether a cluster has what jobs need |
 //!
 //! The first seven are pure. Invariants: a pod is created only for a placed gang, and never a second time for
@@ -60,6 +61,7 @@ pub mod object;
 pub mod observe;
 pub mod own;
 pub mod pod;
+pub mod pretend;
 pub mod profile;
 pub mod reach;
 pub mod rebuild;

@@ -3,68 +3,79 @@
 //! A TrainingJob that somebody applies is submitted once, whatever crashes; deleting it is a graceful stop. A job that
 //! came through the API gets its object. The state belongs to the store; the object's status shows it.
 //!
-//! Invariant: an object is submitted only after it carries the finalizer, so that no job is left without one; the
-//! finalizer goes only when nothing of the job runs any more.
+//! A status is written some time after its job has changed, as it is then: so a job that comes, runs and ends at once
+//! costs one write or two, and where the apiserver is slow, fewer. Nothing is looked at that did not change, but for
+//! the words with which jobs wait, which are few and looked at seldom.
+//!
+//! Invariants: an object is submitted only after it carries the finalizer, so that no job is left without one; the
+//! finalizer goes only when nothing of the job runs any more. A job whose object may not show its last state is due,
+//! or its object is being written and becomes due after that.
 
+mod due;
 mod jobs;
+mod requests;
+mod seen;
+mod status;
 
 pub use jobs::{Applied, Jobs, NotTaken, Submitting};
+pub use requests::ensure;
 
 use crate::api::{Refused, persist};
 use crate::events::{self, Regarding, Tell};
-use crate::names;
-use crate::object::{self, condition};
-use crate::pod::Owner;
-use aviflow_api::crd::{
-    ConditionType, EstimatedStart, LastCheckpoint, MOST_NODES, MOST_REASON, PhaseWord, TrainingJobStatus,
-};
-use aviflow_api::duration::Duration as Length;
-use aviflow_api::rest::JobCounters;
-use aviflow_api::spec::{ObjectRef, ResolvedImage};
-use aviflow_core::explain;
-use aviflow_core::model::{Cause, Ending, Intent, Job, JobId, JobKey, NodeId, Phase, Stopping};
-use aviflow_core::schedule::Waiting;
+use crate::object;
+use aviflow_api::crd::TrainingJobStatus;
+use aviflow_core::model::{Job, JobId, JobKey};
 use aviflow_core::time::Time;
-use aviflow_engine::driver::{Handle, View};
+use aviflow_engine::driver::{Changes, Handle};
 use aviflow_engine::engine::Input;
-use aviflow_engine::ports::{JobRecord, ending};
+use due::Due;
 use futures_util::StreamExt;
-use kube::api::{Patch, PatchParams, PostParams};
+use kube::api::{Patch, PatchParams};
 use kube::core::DynamicObject;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client};
-use serde_json::{Value, json};
+use requests::{mark, version, write_status};
+use seen::Seen;
+use serde::Deserialize;
+use serde_json::json;
+use status::{Shown, Written};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::sync::Semaphore;
+use tokio::time::Instant;
 
-/// How often states are looked at, at most.
-const LOOK: Duration = Duration::from_millis(500);
-/// How often states are looked at that could not be written when they changed.
-const LATE: Duration = Duration::from_secs(1);
-/// How often a status is written of which only the words for waiting changed.
+/// How long after a change its status is written: what follows at once is in the same write.
+const SETTLE: Duration = Duration::from_millis(300);
+/// How often a status is written of which only words and figures changed.
 const WORDS: Duration = Duration::from_secs(20);
-/// Statuses and objects that are written at a time.
+/// Objects that are written each time when only the words changed with which their jobs wait, of all that are.
+const WORDS_AT_ONCE: usize = 200;
+/// Statuses that are written at a time.
 const WRITES: usize = 16;
 /// The pause before an object that was refused is submitted again: its queue may have been made since.
 const AGAIN: Duration = Duration::from_secs(20);
 
-/// What is known of an object.
+/// What is known of an object. It is little, as there may be tens of thousands.
 #[derive(Clone, Debug)]
 struct Known {
     uid: String,
+    /// Its version as it was seen or written last. What the watch tells of earlier ones is old.
+    version: u64,
     job: Option<JobId>,
     deleting: bool,
-    /// The status as it is, or as it was written last.
-    status: TrainingJobStatus,
     /// The generation of the spec.
     generation: Option<i64>,
+    /// The status as it is.
+    status: Written,
+    /// The words that it waits with, as [`seen::words`] has them.
+    words: u64,
     written: Option<Instant>,
     /// When it was refused.
     refused: Option<Instant>,
 }
 
+/// Namespace and name.
 type Name = (String, String);
 
 /// Keeps objects and jobs alike until it is dropped.
@@ -77,8 +88,12 @@ pub struct Mirror {
     objects: BTreeMap<Name, Known>,
     by_job: BTreeMap<JobId, Name>,
     listed: bool,
-    /// Something was not written, as it was being written or had just been.
-    late: bool,
+    /// Jobs whose objects may not show their state.
+    due: Due,
+    /// Jobs that ended, and of which that is not written.
+    ended: BTreeMap<JobId, (Job, Time)>,
+    /// Statuses that are being written.
+    writing: usize,
     writes: Arc<Semaphore>,
     /// Objects that are being written, and are left alone until that is done.
     busy: BTreeSet<Name>,
@@ -89,6 +104,10 @@ pub struct Mirror {
 
 /// What a task of the mirror's brings back.
 enum Done {
+    /// A status was written, and the object has this version; none where it could not be.
+    Shown(Name, Option<u64>),
+    /// The object of a job was made, or could not be.
+    Made(Name, JobId, bool),
     Written(Name),
     Submitted(Name, Result<(JobId, JobKey), NotTaken>),
 }
@@ -107,7 +126,9 @@ impl Mirror {
             objects: BTreeMap::new(),
             by_job: BTreeMap::new(),
             listed: false,
-            late: false,
+            due: Due::default(),
+            ended: BTreeMap::new(),
+            writing: 0,
             writes: Arc::new(Semaphore::new(WRITES)),
             busy: BTreeSet::new(),
             done,
@@ -117,49 +138,52 @@ impl Mirror {
         tokio::spawn(events_of);
         let api = Api::<DynamicObject>::all_with(client, &object::resource());
         let mut events = watcher::watcher(api, watcher::Config::default().timeout(200)).boxed();
-        let mut changed = engine.changed();
+        let mut follower = engine.follow();
         let mut list = BTreeSet::new();
         let mut again = tokio::time::interval(AGAIN);
-        let mut late = tokio::time::interval(LATE);
         loop {
+            let wake = mirror.due.first().filter(|_| mirror.listed && mirror.writing < WRITES);
             tokio::select! {
-                Some(event) = events.next() => mirror.event(event, &mut list),
-                Some(done) = finished.recv() => mirror.finish(done),
-                _ = again.tick() => {
-                    mirror.retry();
-                    // Words that were held back are written also where nothing happens any more.
-                    mirror.look().await;
-                }
-                _ = late.tick() => {
-                    if std::mem::take(&mut mirror.late) {
-                        mirror.look().await;
+                Some(event) = events.next() => {
+                    if mirror.event(event, &mut list) {
+                        mirror.look_at_all().await;
                     }
                 }
-                Ok(()) = changed.changed() => {
-                    changed.mark_unchanged();
-                    mirror.look().await;
-                    // Many turns may follow each other: one look serves all that came meanwhile.
-                    tokio::time::sleep(LOOK).await;
+                Some(done) = finished.recv() => mirror.finish(done),
+                true = follower.changed() => {
+                    if mirror.changed(follower.take()) {
+                        mirror.look_at_all().await;
+                    }
+                }
+                _ = again.tick() => {
+                    mirror.retry();
+                    mirror.look_at_words().await;
+                }
+                () = tokio::time::sleep_until(wake.unwrap_or_else(Instant::now)), if wake.is_some() => {
+                    mirror.write_due().await;
                 }
             }
         }
     }
 
-    fn event(&mut self, event: watcher::Result<Event<DynamicObject>>, list: &mut BTreeSet<Name>) {
+    /// Takes what the watch says; whether all objects were listed by now.
+    fn event(&mut self, event: watcher::Result<Event<DynamicObject>>, list: &mut BTreeSet<Name>) -> bool {
         match event {
             Ok(Event::Init) => list.clear(),
             Ok(Event::InitApply(object)) => {
                 list.extend(name_of(&object));
-                self.seen(&object);
+                self.seen(object);
             }
             Ok(Event::InitDone) => {
                 let gone: Vec<Name> = self.objects.keys().filter(|n| !list.contains(*n)).cloned().collect();
                 for name in gone {
                     self.deleted(&name);
                 }
+                list.clear();
                 self.listed = true;
+                return true;
             }
-            Ok(Event::Apply(object)) => self.seen(&object),
+            Ok(Event::Apply(object)) => self.seen(object),
             Ok(Event::Delete(object)) => {
                 if let Some(name) = name_of(&object) {
                     self.deleted(&name);
@@ -168,31 +192,49 @@ impl Mirror {
             // The watch begins again by itself, after a pause.
             Err(_) => {}
         }
+        false
     }
 
-    fn seen(&mut self, object: &DynamicObject) {
-        let (Some(name), Some(uid)) = (name_of(object), object.metadata.uid.clone()) else { return };
-        let status = object.data.get("status").cloned().and_then(|s| serde_json::from_value(s).ok());
-        let status: TrainingJobStatus = status.unwrap_or_default();
-        let job = object::made_for(object).or(status.job_id).map(JobId);
-        let deleting = object.metadata.deletion_timestamp.is_some();
-        let before = self.objects.get(&name).filter(|k| k.uid == uid).cloned();
+    fn seen(&mut self, object: DynamicObject) {
+        let (Some(name), Some(uid)) = (name_of(&object), object.metadata.uid.clone()) else { return };
+        let version = version(object.metadata.resource_version.as_deref());
+        let before = self.objects.get(&name).filter(|k| k.uid == uid);
+        let (deleting, generation) = (object.metadata.deletion_timestamp.is_some(), object.metadata.generation);
+        // An answer to a write may be here before the watch tells of it, and of what was before it.
+        let same = |k: &Known| (k.version, k.deleting, k.generation) == (version, deleting, generation);
+        if before.is_some_and(|k| version > 0 && (k.version > version || same(k))) {
+            return;
+        }
+        let status = object.data.get("status").and_then(|s| TrainingJobStatus::deserialize(s).ok());
+        let status = status.unwrap_or_default();
+        let job = object::made_for(&object).or(status.job_id).map(JobId);
+        // What is being written replaces whatever was seen before.
+        let shown = match before {
+            Some(before) if self.busy.contains(&name) => before.status.clone(),
+            _ => Written::of(&status),
+        };
         let known = Known {
             uid,
-            job: job.or(before.as_ref().and_then(|k| k.job)),
+            version,
+            job: job.or(before.and_then(|k| k.job)),
             deleting,
-            status,
-            generation: object.metadata.generation,
-            written: before.as_ref().and_then(|k| k.written),
-            refused: before.as_ref().and_then(|k| k.refused),
+            generation,
+            status: shown,
+            words: before.map(|k| k.words).unwrap_or_default(),
+            written: before.and_then(|k| k.written),
+            refused: before.and_then(|k| k.refused),
         };
+        let other = before.is_none_or(|k| k.status != known.status || k.generation != known.generation);
         if let Some(job) = known.job {
             self.by_job.insert(job, name.clone());
+            if other && !known.status.is_over() {
+                self.due.at(job, Instant::now() + SETTLE);
+            }
         }
         let (submit, again) = (known.job.is_none() && !deleting, known.refused.is_some());
         self.objects.insert(name.clone(), known);
         if submit && !again {
-            self.submit(name, object.clone());
+            self.submit(name, object);
         } else if deleting {
             self.end(&name);
         }
@@ -204,7 +246,9 @@ impl Mirror {
         self.busy.remove(name);
         if let Some(job) = known.job {
             self.by_job.remove(&job);
-            self.cancel(job);
+            if !known.status.is_over() {
+                self.cancel(job);
+            }
             let _ = self.events.send(Tell::Forget(job));
         }
     }
@@ -220,33 +264,32 @@ impl Mirror {
 
     /// An object that is being deleted: its job is stopped, and then it may go.
     fn end(&mut self, name: &Name) {
-        let Some(known) = self.objects.get(name).cloned() else { return };
-        if let Some(job) = known.job {
-            let live = self.engine.read(move |view| view.snapshot.jobs.contains_key(&job)).unwrap_or(true);
-            if live {
+        let Some(known) = self.objects.get(name) else { return };
+        match known.job.filter(|_| !known.status.is_over()) {
+            None => self.release(name),
+            Some(job) => {
                 self.cancel(job);
-                return;
+                // It may have ended long ago, and nothing be heard of it any more.
+                self.due.at(job, Instant::now() + SETTLE);
             }
         }
-        self.patch(name, json!({"metadata": {"finalizers": null}}), false);
     }
 
-    /// Writes to an object, unless it is being written: then the next look does.
-    fn patch(&mut self, name: &Name, patch: Value, status: bool) {
+    /// Lets an object go of which nothing runs.
+    fn release(&mut self, name: &Name) {
         if !self.busy.insert(name.clone()) {
-            self.late = true;
+            // Once that is done.
+            let job = self.objects.get(name).and_then(|k| k.job);
+            job.into_iter().for_each(|job| self.due.at(job, Instant::now() + SETTLE));
             return;
         }
         let (api, writes, done, name) = (self.api(&name.0), self.writes.clone(), self.done.clone(), name.clone());
         tokio::spawn(async move {
             let _turn = writes.acquire().await;
-            let (how, patch) = (PatchParams::default(), Patch::Merge(&patch));
+            let finalizers = json!({"metadata": {"finalizers": null}});
+            let (how, patch) = (PatchParams::default(), Patch::Merge(&finalizers));
             // What is refused for good is an object that is gone.
-            let _ = if status {
-                persist(|| async { api.patch_status(&name.1, &how, &patch).await.map(|_| ()) }).await
-            } else {
-                persist(|| async { api.patch(&name.1, &how, &patch).await.map(|_| ()) }).await
-            };
+            let _ = persist(|| async { api.patch(&name.1, &how, &patch).await.map(|_| ()) }).await;
             let _ = done.send(Done::Written(name));
         });
     }
@@ -260,16 +303,13 @@ impl Mirror {
             return;
         }
         let (api, jobs, done) = (self.api(&name.0), self.jobs.clone(), self.done.clone());
-        let queue = self.default_queue.clone();
+        let (queue, writes) = (self.default_queue.clone(), self.writes.clone());
         tokio::spawn(async move {
-            let finalizers = json!({"metadata": {"finalizers": [names::FINALIZER]}});
-            let patch = Patch::Merge(&finalizers);
-            let marked = persist(|| async { api.patch(&name.1, &PatchParams::default(), &patch).await }).await;
-            let answer = match marked {
+            let answer = match mark(&api, &object, &writes).await {
                 Err(Refused { message, .. }) => {
                     Err(NotTaken::refused(format!("its finalizer could not be set: {message}")))
                 }
-                Ok(_) => jobs::submit(&*jobs, &name.0, &object, &queue).await,
+                Ok(()) => jobs::submit(&*jobs, &name.0, object, &queue).await,
             };
             let _ = done.send(Done::Submitted(name, answer));
         });
@@ -280,63 +320,68 @@ impl Mirror {
             Done::Written(name) => {
                 self.busy.remove(&name);
             }
+            Done::Shown(name, version) => {
+                self.busy.remove(&name);
+                self.writing -= 1;
+                if let Some(known) = self.objects.get_mut(&name) {
+                    known.version = known.version.max(version.unwrap_or_default());
+                }
+            }
+            Done::Made(name, job, made) => {
+                self.busy.remove(&name);
+                if !made {
+                    self.due.at(job, Instant::now() + AGAIN);
+                }
+            }
             Done::Submitted(name, answer) => {
                 self.busy.remove(&name);
-                // What became of it meanwhile was not seen, as nobody knew whose it was.
-                self.late = true;
                 let Some(known) = self.objects.get_mut(&name) else {
                     if let Ok((job, _)) = answer {
                         self.cancel(job);
                     }
                     return;
                 };
-                let before = known.status.clone();
-                let mut status = before.clone();
-                status.observed_generation = known.generation;
                 match answer {
-                    Ok((job, key)) => {
+                    Ok((job, _)) => {
                         known.job = Some(job);
                         known.refused = None;
-                        self.by_job.insert(job, name.clone());
-                        status.job_id = Some(job.0);
-                        status.job_name = Some(key.name);
-                        status.phase = Some(PhaseWord::Queued);
                         let _ = self.events.send(Tell::Changed(job, regarding(&name, known)));
+                        self.by_job.insert(job, name);
+                        self.due.at(job, Instant::now() + SETTLE);
                     }
                     Err(NotTaken { reason, message }) => {
-                        let again = before.reason.as_ref() == Some(&bounded(message.clone()));
-                        if !again {
-                            let tell = Tell::NotTaken(regarding(&name, known), reason.clone(), message.clone());
-                            let _ = self.events.send(tell);
-                        }
                         known.refused = Some(Instant::now());
-                        let refused = condition(ConditionType::Accepted, false, &reason, &message, &now());
-                        status.conditions = object::conditions(&before.conditions, vec![refused]);
-                        status.reason = Some(bounded(message));
+                        let status = known.status.refused(known.generation, &reason, &message);
+                        let written = Written::of(&status);
+                        // It is tried again and again, and told once.
+                        if known.status != written {
+                            let _ = self.events.send(Tell::NotTaken(regarding(&name, known), reason, message));
+                        }
+                        self.write(&name, &status, written);
                     }
                 }
-                self.write(&name, status);
             }
         }
     }
 
-    /// Writes a status, if it is new.
-    fn write(&mut self, name: &Name, status: TrainingJobStatus) {
-        let Some(known) = self.objects.get_mut(name).filter(|k| k.status != status) else { return };
-        if self.busy.contains(name) {
-            self.late = true;
+    /// Writes a status, if it is new, to an object that is not being written.
+    fn write(&mut self, name: &Name, status: &TrainingJobStatus, written: Written) {
+        let Some(known) = self.objects.get_mut(name) else { return };
+        if known.status == written {
             return;
         }
-        // What is not there any more must be said to be absent, in a merge.
-        let (mut patch, old) = (json!(status), json!(known.status));
-        if let (Some(old), Some(new)) = (old.as_object(), patch.as_object_mut()) {
-            for field in old.keys() {
-                new.entry(field.clone()).or_insert(Value::Null);
-            }
-        }
-        known.status = status;
+        known.status = written;
         known.written = Some(Instant::now());
-        self.patch(&name.clone(), json!({"status": patch}), true);
+        self.busy.insert(name.clone());
+        self.writing += 1;
+        let (client, writes, done) = (self.client.clone(), self.writes.clone(), self.done.clone());
+        let (name, patch) = (name.clone(), status::patch(status));
+        tokio::spawn(async move {
+            let _turn = writes.acquire().await;
+            // What is refused for good is an object that is gone.
+            let version = persist(|| write_status(&client, &name, &patch)).await.ok();
+            let _ = done.send(Done::Shown(name, version));
+        });
     }
 
     /// Looks again at objects that were refused: what was missing may be there.
@@ -352,43 +397,105 @@ impl Mirror {
             tokio::spawn(async move {
                 let answer = match persist(|| async { api.get(&name.1).await }).await {
                     Err(refused) => Err(NotTaken::refused(refused.message)),
-                    Ok(object) => jobs::submit(&*jobs, &name.0, &object, &queue).await,
+                    Ok(object) => jobs::submit(&*jobs, &name.0, object, &queue).await,
                 };
                 let _ = done.send(Done::Submitted(name, answer));
             });
         }
     }
 
-    /// Writes the states of jobs into their objects, and makes those that are missing.
-    async fn look(&mut self) {
-        if !self.listed {
+    /// Takes what changed; whether that may be anything.
+    fn changed(&mut self, changes: Changes) -> bool {
+        let Changes { all, live, ended } = changes;
+        let at = Instant::now() + SETTLE;
+        for job in live.into_iter().chain(ended.keys().copied()) {
+            self.due.at(job, at);
+        }
+        self.ended.extend(ended);
+        all
+    }
+
+    /// Every job that lives, and every object that does not say that its job has ended, is to be looked at.
+    async fn look_at_all(&mut self) {
+        let engine = self.engine.clone();
+        let read = move || engine.read(|view| view.snapshot.jobs.keys().copied().collect::<Vec<_>>());
+        let Ok(Ok(live)) = tokio::task::spawn_blocking(read).await else { return };
+        let shown = self.objects.values().filter(|k| !k.status.is_over() || k.deleting).filter_map(|k| k.job);
+        let now = Instant::now();
+        let all: BTreeSet<JobId> = live.into_iter().chain(shown).collect();
+        all.into_iter().for_each(|job| self.due.at(job, now));
+    }
+
+    /// Looks for jobs that wait with other words than their objects show, where there is little else to write.
+    async fn look_at_words(&mut self) {
+        if self.due.len() > WRITES {
             return;
         }
         let engine = self.engine.clone();
-        let read = move || engine.read(seen);
-        let Ok(Ok(live)) = tokio::task::spawn_blocking(read).await else { return };
-        let live: BTreeMap<JobId, Seen> = live;
+        let read = move || engine.read(seen::all_words);
+        let Ok(Ok(words)) = tokio::task::spawn_blocking(read).await else { return };
+        let other = |(job, words): (JobId, u64)| {
+            let known = self.objects.get(self.by_job.get(&job)?)?;
+            (known.words != words).then_some((known.written, job))
+        };
+        let mut others: Vec<_> = words.into_iter().filter_map(other).collect();
+        // Those first that were not written for the longest time.
+        others.sort_unstable();
+        let now = Instant::now();
+        others.into_iter().take(WORDS_AT_ONCE).for_each(|(_, job)| self.due.at(job, now));
+    }
+
+    /// Writes the states of jobs that are due into their objects, and makes those that are missing.
+    async fn write_due(&mut self) {
+        let ids = self.due.take(Instant::now(), WRITES.saturating_sub(self.writing));
+        let (ended, asked): (Vec<JobId>, Vec<JobId>) = ids.into_iter().partition(|id| self.ended.contains_key(id));
+        for id in ended {
+            let kept = self.ended.get(&id).cloned();
+            self.show_ended(id, kept.map(|(job, at)| (job, Some(at))));
+        }
+        if asked.is_empty() {
+            return;
+        }
+        let (engine, jobs, ids) = (self.engine.clone(), self.jobs.clone(), asked.clone());
+        let read = move || {
+            let wanted = ids.clone();
+            let live = engine.read(move |view| seen::seen(view, &wanted)).ok()?;
+            let over = ids.into_iter().filter(|id| !live.contains_key(id)).map(|id| (id, jobs.ended(id)));
+            let over: Vec<_> = over.collect();
+            Some((live, over))
+        };
+        let Ok(Some((live, over))) = tokio::task::spawn_blocking(read).await else {
+            // Its store is away, or it is stopping.
+            asked.into_iter().for_each(|id| self.due.at(id, Instant::now() + AGAIN));
+            return;
+        };
         for (id, seen) in &live {
             match self.by_job.get(id).cloned() {
-                Some(name) => self.show(&name, &seen.shown()),
+                Some(name) => {
+                    self.show(&name, &seen.shown(), seen.words);
+                }
                 None => self.make(seen),
             }
         }
-        let over: Vec<(JobId, Name)> =
-            self.by_job.iter().filter(|(id, _)| !live.contains_key(id)).map(|(id, n)| (*id, n.clone())).collect();
-        for (id, name) in over {
-            let Some(known) = self.objects.get(&name) else { continue };
-            if known.deleting {
-                self.end(&name);
-                continue;
-            }
-            if matches!(known.status.phase, Some(PhaseWord::Succeeded | PhaseWord::Failed | PhaseWord::Cancelled)) {
-                continue;
-            }
-            let jobs = self.jobs.clone();
-            if let Ok(Some((job, at))) = tokio::task::spawn_blocking(move || jobs.ended(id)).await {
-                self.show(&name, &Shown { job: &job, reason: None, nodes: &[], image: None, ended: at });
-            }
+        for (id, kept) in over {
+            self.show_ended(id, kept);
+        }
+    }
+
+    /// Shows a job that has ended; of one that is not kept any more nothing is known.
+    fn show_ended(&mut self, id: JobId, kept: Option<(Job, Option<Time>)>) {
+        let Some(name) = self.by_job.get(&id).cloned() else {
+            // Its object is gone. Or it is not known yet that it is this job's: then it is due again.
+            self.ended.remove(&id);
+            return;
+        };
+        if self.objects.get(&name).is_some_and(|k| k.deleting) {
+            self.ended.remove(&id);
+            self.release(&name);
+        } else if let Some((job, at)) = kept
+            && self.show(&name, &Shown { job: &job, reason: None, nodes: &[], image: None, ended: at }, 0)
+        {
+            self.ended.remove(&id);
         }
     }
 
@@ -396,76 +503,47 @@ impl Mirror {
     fn make(&mut self, seen: &Seen) {
         let record = seen.record.clone();
         if let Some(object) = &record.provenance.object {
-            // Its object is gone, and with it the intent.
+            // Its object is gone, and with it the intent; or it has just become a job, which is heard of later.
             let name = (record.key.namespace.clone(), object.name.clone());
-            if !self.busy.contains(&name) && !self.objects.contains_key(&name) {
+            if !self.busy.contains(&name) && self.objects.get(&name).is_none_or(|k| k.uid != object.uid) {
                 self.cancel(record.id);
             }
             return;
         }
         let name = (record.key.namespace.clone(), record.key.name.clone());
         if !self.busy.insert(name.clone()) {
+            self.due.at(record.id, Instant::now() + SETTLE);
             return;
         }
         let (client, writes, done) = (self.client.clone(), self.writes.clone(), self.done.clone());
         tokio::spawn(async move {
             let _turn = writes.acquire().await;
-            let _ = ensure(&client, &record).await;
-            let _ = done.send(Done::Written(name));
+            let made = ensure(&client, &record).await.is_ok();
+            let _ = done.send(Done::Made(name, record.id, made));
         });
     }
 
-    fn show(&mut self, name: &Name, seen: &Shown<'_>) {
-        let Some(known) = self.objects.get(name) else { return };
-        let status = status_of(seen, known);
-        let words_only = known.status.phase == status.phase && known.status.attempt == status.attempt;
-        let said = known.status.reason.is_some();
-        if words_only && said && known.written.is_some_and(|at| at.elapsed() < WORDS) {
-            self.late |= known.status != status;
-            return;
+    /// Writes what is to be shown of a job, if it is new; false where that is left for later.
+    fn show(&mut self, name: &Name, shown: &Shown<'_>, words: u64) -> bool {
+        let Some(known) = self.objects.get_mut(name) else { return true };
+        if self.busy.contains(name) {
+            self.due.at(shown.job.id, Instant::now() + SETTLE);
+            return false;
         }
-        if !words_only {
-            let _ = self.events.send(Tell::Changed(seen.job.id, regarding(name, known)));
+        let status = known.status.next(shown, known.generation);
+        let written = Written::of(&status);
+        let words_only = known.status.differs_in_words(&written);
+        if let Some(at) = known.written.filter(|at| words_only && at.elapsed() < WORDS) {
+            self.due.at(shown.job.id, at + WORDS);
+            return false;
         }
-        self.write(name, status);
+        known.words = words;
+        if (known.status.phase, known.status.attempt) != (written.phase, written.attempt) {
+            let _ = self.events.send(Tell::Changed(shown.job.id, regarding(name, known)));
+        }
+        self.write(name, &status, written);
+        true
     }
-}
-
-/// What is shown of a job.
-struct Shown<'a> {
-    job: &'a Job,
-    reason: Option<&'a str>,
-    nodes: &'a [String],
-    image: Option<&'a ResolvedImage>,
-    ended: Option<Time>,
-}
-
-/// A live job as the mirror needs it.
-struct Seen {
-    job: Job,
-    record: Arc<JobRecord>,
-    reason: Option<String>,
-    nodes: Vec<String>,
-}
-
-impl Seen {
-    fn shown(&self) -> Shown<'_> {
-        let image = self.record.provenance.image.as_ref();
-        Shown { job: &self.job, reason: self.reason.as_deref(), nodes: &self.nodes, image, ended: None }
-    }
-}
-
-/// All live jobs.
-fn seen(view: &View<'_>) -> BTreeMap<JobId, Seen> {
-    let why = |w: &Waiting| explain::constraint(&view.plan.constraints[w.constraint], view.now);
-    let mut reasons: BTreeMap<JobId, String> = view.plan.waiting.iter().map(|w| (w.job, why(w))).collect();
-    let name = |id: &NodeId| view.snapshot.nodes.get(id).map(|n| n.name.clone());
-    let one = |(id, job): (&JobId, &Job)| {
-        let nodes = job.phase.gang().into_iter().flat_map(|g| &g.workers).filter_map(|w| name(&w.node)).collect();
-        let record = view.records.get(id)?.clone();
-        Some((*id, Seen { record, reason: reasons.remove(id), nodes, job: job.clone() }))
-    };
-    view.snapshot.jobs.iter().filter_map(one).collect()
 }
 
 fn regarding(name: &Name, known: &Known) -> Regarding {
@@ -474,114 +552,4 @@ fn regarding(name: &Name, known: &Known) -> Regarding {
 
 fn name_of(object: &DynamicObject) -> Option<Name> {
     Some((object.metadata.namespace.clone()?, object.metadata.name.clone()?))
-}
-
-fn now() -> String {
-    k8s_openapi::jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
-}
-
-fn timestamp(at: Time) -> String {
-    let at = k8s_openapi::jiff::Timestamp::from_millisecond(at.0).unwrap_or(k8s_openapi::jiff::Timestamp::UNIX_EPOCH);
-    at.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
-}
-
-/// A reason that the definition takes.
-fn bounded(text: String) -> String {
-    match text.char_indices().nth(MOST_REASON) {
-        Some(_) => text.chars().take(MOST_REASON - 1).chain(['…']).collect(),
-        None => text,
-    }
-}
-
-/// The status of a job's object.
-fn status_of(shown: &Shown<'_>, known: &Known) -> TrainingJobStatus {
-    let Shown { job, reason, nodes, image, ended } = shown;
-    let reason = reason.map(str::to_owned).or_else(|| match &job.phase {
-        Phase::Failed(failure) => Some(match &failure.cause {
-            // Nothing else in the cluster says it any more.
-            Cause::Launch { reason, .. } => bounded(format!("{}: {reason}", explain::failure_short(failure))),
-            Cause::Rank { .. }
-            | Cause::WorkerLost { .. }
-            | Cause::TimeLimit { .. }
-            | Cause::Environment { .. }
-            | Cause::Recorded { .. } => explain::failure_short(failure),
-        }),
-        Phase::Cancelled { by } | Phase::Stopping(Stopping { intent: Intent::Cancel { by }, .. }) => {
-            Some(format!("{}{by}", object::CANCELLED_BY))
-        }
-        _ => None,
-    });
-    let said = reason.clone().unwrap_or_default();
-    let (now, word) = (now(), job.phase.name());
-    let end = ending(&job.phase);
-    let estimate = job.estimate.filter(|_| matches!(job.phase, Phase::Queued));
-    let suspended = matches!(job.phase, Phase::Queued) && job.attempts > 0;
-    let conditions = [
-        (ConditionType::Accepted, true),
-        (ConditionType::Queued, matches!(job.phase, Phase::Queued)),
-        (ConditionType::Running, matches!(job.phase, Phase::Running(_))),
-        (ConditionType::Suspended, suspended || matches!(job.phase, Phase::Suspending(_))),
-        (ConditionType::Succeeded, end == Some(Ending::Succeeded)),
-        (ConditionType::Failed, end.is_some_and(|end| end != Ending::Succeeded)),
-    ];
-    let conditions = conditions.map(|(kind, holds)| match kind {
-        ConditionType::Accepted => condition(kind, holds, "Accepted", "", &now),
-        _ => condition(kind, holds, word, if holds { said.as_str() } else { "" }, &now),
-    });
-    TrainingJobStatus {
-        observed_generation: known.generation,
-        phase: Some(PhaseWord::from(&job.phase)),
-        reason,
-        queue: Some(job.request.queue.clone()),
-        priority: Some(job.request.priority),
-        time_limit: job.request.time_limit.map(Length),
-        held: job.held.clone(),
-        attempt: Some(job.attempts),
-        counters: Some(JobCounters {
-            failures: job.counters.failures,
-            node_failures: job.counters.node_failures,
-            suspensions: job.counters.suspensions,
-            unready: job.counters.unready,
-        }),
-        ran: Some(job.ran.0),
-        on: nodes.iter().take(MOST_NODES).cloned().collect(),
-        job_name: Some(job.key.name.clone()),
-        job_id: Some(job.id.0),
-        image: image.cloned().or_else(|| known.status.image.clone()),
-        submitted_by: Some(job.user.clone()),
-        submitted: Some(timestamp(job.submitted)),
-        started: known.status.started.clone().or_else(|| Some(timestamp(job.phase.gang()?.up?))),
-        ended: ended.map(timestamp),
-        estimated_start: estimate
-            .as_ref()
-            .map(|e| EstimatedStart { p50: timestamp(e.p50), p90: Some(timestamp(e.p90)) }),
-        step: job.best_step,
-        last_checkpoint: job.checkpoint.as_ref().map(|c| LastCheckpoint { step: c.step, at: timestamp(c.at) }),
-        conditions: object::conditions(&known.status.conditions, conditions.into()),
-    }
-}
-
-/// The object that owns the pods of a job; made where it is missing.
-///
-/// # Errors
-/// If it cannot be made, with the reason.
-pub async fn ensure(client: &Client, record: &JobRecord) -> Result<Owner, String> {
-    if let Some(ObjectRef { name, uid }) = &record.provenance.object {
-        return Ok(Owner { name: name.clone(), uid: uid.clone() });
-    }
-    let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), &record.key.namespace, &object::resource());
-    let plain = record.key.name.clone();
-    for name in [plain.clone(), format!("{plain}-{}", record.id.0)] {
-        let wanted = object::of_job(record, &name);
-        let made = match persist(|| async { api.create(&PostParams::default(), &wanted).await }).await {
-            Err(refused) if refused.is_conflict() => persist(|| async { api.get(&name).await }).await,
-            other => other,
-        };
-        let object = made.map_err(|e| format!("its object {name} could not be made: {}", e.message))?;
-        if object::made_for(&object) == Some(record.id.0) {
-            let uid = object.metadata.uid.ok_or_else(|| format!("its object {name} has no uid"))?;
-            return Ok(Owner { name, uid });
-        }
-    }
-    Err(format!("there are objects {plain} and {plain}-{} of other jobs already; delete one", record.id.0))
 }

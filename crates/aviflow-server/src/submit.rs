@@ -131,12 +131,13 @@ pub(crate) async fn submit_applied(app: &Arc<App>, applied: Applied) -> Result<(
 fn earlier(app: &App, applied: &Applied) -> Result<Option<(JobId, JobKey)>, Failure> {
     let object = applied.provenance.object.clone();
     let same = move |record: &JobRecord| object.is_some() && record.provenance.object == object;
-    let latest = app.parts.reader.latest_of(&applied.namespace, &applied.spec.name, None)?;
-    if let Some(record) = latest.map(|id| jobs::record(app, id)) {
-        let record = record?;
-        if same(&record) {
-            return Ok(Some((record.id, record.key.clone())));
-        }
+    // A job of this object has the object's name; where there is none of that name, there is none of it.
+    let Some(newest) = app.parts.reader.latest_of(&applied.namespace, &applied.spec.name, None)? else {
+        return Ok(None);
+    };
+    let record = jobs::record(app, newest)?;
+    if same(&record) {
+        return Ok(Some((record.id, record.key.clone())));
     }
     app.view(move |view| view.records.values().find(|r| same(r)).map(|r| (r.id, r.key.clone())))
 }
@@ -186,7 +187,11 @@ fn checked(app: &App, submit: Submit, caller: &Caller) -> Result<Submission, Fai
     let problems = match check_spec(&spec, &app.parts.defaults) {
         Err(problems) => problems,
         Ok(_) => {
-            let levels = app.view(|view| levels_of(view.snapshot.pools.values().map(|p| p.levels.as_slice())))?;
+            // The engine is asked only by those who name levels.
+            let levels = match &spec.topology {
+                Some(_) => app.view(|view| levels_of(view.snapshot.pools.values().map(|p| p.levels.as_slice())))?,
+                None => Vec::new(),
+            };
             check_support(&spec, body, &levels)
         }
     };

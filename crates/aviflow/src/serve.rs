@@ -104,7 +104,7 @@ fn run(args: &ServeArgs, announce: &mut dyn FnMut(Announcement)) -> Result<()> {
         .enable_all()
         .build()
         .or_fail(|| "threads cannot be started".to_owned())?;
-    let client = args.kube.kube.then(|| kube::connect(&runtime)).transpose()?;
+    let client = args.kube.kube.then(|| kube::connect(&args.kube, &runtime)).transpose()?;
     let listener = runtime.block_on(listen(args.pool.listen.as_deref(), args.kube.kube))?;
     let mut stop = runtime.block_on(async { Stop::listen() })?;
     let me = called(&args.kube, &home, shares);

@@ -58,10 +58,13 @@ pub trait Jobs: Send + Sync + 'static {
 pub(super) async fn submit(
     jobs: &dyn Jobs,
     namespace: &str,
-    object: &DynamicObject,
+    object: DynamicObject,
     queue: &str,
 ) -> Result<(JobId, JobKey), NotTaken> {
-    jobs.submit(applied(namespace, object, queue).map_err(NotTaken::refused)?).await
+    let applied = applied(namespace, &object, queue);
+    // Of many that wait only what is submitted is kept.
+    drop(object);
+    jobs.submit(applied.map_err(NotTaken::refused)?).await
 }
 
 fn applied(namespace: &str, object: &DynamicObject, default_queue: &str) -> Result<Applied, String> {

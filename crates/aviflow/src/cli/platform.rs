@@ -5,6 +5,7 @@ use super::admin::{DrainArgs, Why};
 use aviflow_kube::fence::SHORTEST;
 use clap::{Args, Subcommand, ValueEnum};
 use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 
 /// `node`
@@ -349,6 +350,14 @@ pub struct KubeArgs {
     /// Certificates in PEM that vouch for registries, instead of the public ones
     #[arg(long, env = "AVIFLOW_REGISTRY_CA", value_name = "FILE", requires = "kube")]
     pub registry_ca: Option<PathBuf>,
+
+    /// The most requests a second to the apiserver [default: as many as there are]
+    #[arg(long, hide = true, env = "AVIFLOW_REQUESTS_PER_SECOND", value_name = "N", requires = "kube")]
+    pub requests_per_second: Option<NonZeroU32>,
+
+    /// Make no pods, and take jobs for ended after the seconds that their `sleep` is told: for benchmarks alone
+    #[arg(long, hide = true, requires = "kube")]
+    pub pretend_workers: bool,
 
     /// Seconds after which the agents of a gang stop its ranks if they reach nobody
     #[arg(

@@ -13,8 +13,9 @@ use aviflow_core::lifecycle::Moment;
 use aviflow_core::model::{Job, JobId};
 use aviflow_core::time::{Span, Time};
 use aviflow_engine::driver::Handle;
-use aviflow_engine::ports::{ActKind, Observation};
+use aviflow_engine::ports::{ActKind, Cluster, Observation};
 use aviflow_engine::telemetry::StreamKey;
+use aviflow_kube::api;
 use aviflow_kube::check::{Check, Said};
 use aviflow_kube::depot::Objects;
 use aviflow_kube::documents::{self, Documents, Journal};
@@ -25,6 +26,7 @@ use aviflow_kube::lease::Lease;
 use aviflow_kube::mirror::{self, Mirror};
 use aviflow_kube::own;
 use aviflow_kube::pod::Site;
+use aviflow_kube::pretend::{self, Pretended, Report};
 use aviflow_kube::registry::Registries;
 use aviflow_kube::resolve::{self, Resolver};
 use aviflow_kube::{Client, KubeCluster, KubeConfig, KubeHandle, Listeners};
@@ -57,8 +59,8 @@ const LOG_BUFFER: u64 = 256 << 20;
 const LOOK: Duration = Duration::from_millis(20);
 
 /// The cluster of this pod or of a kubeconfig, which answers.
-pub fn connect(runtime: &Runtime) -> Result<Client> {
-    let client = runtime.block_on(Client::try_default()).map_err(|e| {
+pub fn connect(args: &KubeArgs, runtime: &Runtime) -> Result<Client> {
+    let client = runtime.block_on(api::connect(args.requests_per_second)).map_err(|e| {
         Failure::new(format!("no Kubernetes cluster can be found: {e}"))
             .help("run it in a pod of the cluster, or set KUBECONFIG")
     })?;
@@ -117,11 +119,33 @@ pub fn ground(
         objects,
     };
     let resolver = Resolver::new(client.clone(), registries(args)?);
-    let cluster = KubeCluster::start(config, listeners, telemetry, report, runtime.handle());
+    let report = Arc::new(report);
+    let reports = report.clone();
+    let report_durable = move |observation, durable| reports(observation, durable);
+    let cluster = KubeCluster::start(config, listeners, telemetry, report_durable, runtime.handle());
     let handle = cluster.handle();
+    let cluster: Box<dyn Cluster + Send> = if args.pretend_workers {
+        pretended(&client, cluster, Arc::new(move |observation| report(observation, None)), runtime)?
+    } else {
+        Box::new(cluster)
+    };
     let volumes = args.volumes.clone().unwrap_or_else(|| home.join("volumes"));
     let body = Arc::new(Kube { client, handle, resolver, runtime: runtime.handle().clone(), volumes });
-    Ok(Ground { cluster: Box::new(cluster), body, nodes: None })
+    Ok(Ground { cluster, body, nodes: None })
+}
+
+/// The cluster with workers that are only pretended.
+fn pretended(
+    client: &Client,
+    cluster: KubeCluster,
+    report: Report,
+    runtime: &Runtime,
+) -> Result<Box<dyn Cluster + Send>> {
+    runtime.block_on(pretend::check(client)).map_err(|why| {
+        Failure::usage(format!("--pretend-workers is for benchmarks, and {why}")).help("leave it out")
+    })?;
+    note("no job runs here: workers are pretended, for a benchmark");
+    Ok(Box::new(Pretended::new(cluster, report, runtime.handle().clone())))
 }
 
 /// The image with which job pods are prepared.

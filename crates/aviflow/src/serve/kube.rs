@@ -67,7 +67,7 @@ pub fn lease(args: &KubeArgs, client: Option<&Client>, shares: bool, me: &str) -
 /// The cluster as it is asked for.
 pub fn ground(
     args: &KubeArgs,
-    client: Client,
+    (client, reader): (Client, Arc<dyn Reader>),
     home: PathBuf,
     objects: Objects,
     telemetry: Arc<FileTelemetry>,
@@ -103,6 +103,7 @@ pub fn ground(
         observe: observes(args),
         site,
         objects,
+        held: Arc::new(move || reader.term().ok()),
     };
     let cluster = KubeCluster::start(config, listeners, telemetry, report, runtime.handle());
     let handle = cluster.handle();

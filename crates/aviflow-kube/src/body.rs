@@ -19,14 +19,14 @@ use aviflow_core::model::{JobId, Placement};
 use aviflow_core::time::Span;
 use aviflow_engine::ports::{JobRecord, Observation, Order, Stamped};
 use aviflow_engine::telemetry::StreamKey;
-use aviflow_link::Workers;
+use aviflow_link::{Site as _, Workers};
 use futures_util::StreamExt;
 use futures_util::stream::{BoxStream, pending};
 use k8s_openapi::api::core::v1::{Node, Pod};
-use kube::Api;
 use kube::api::DeleteParams;
 use kube::core::DynamicObject;
 use kube::runtime::watcher::{self, Event};
+use kube::{Api, Client};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -379,19 +379,22 @@ impl Body {
         }
     }
 
-    pub(crate) fn delete(&self, pod: PodRef, grace: Option<i64>) {
+    /// Deletes a pod that no attempt has. It may be of another control plane, which decides since and of which this
+    /// one has not heard: so the store is asked, after the pod was seen, whose its decision could be.
+    pub(crate) fn delete_stray(&self, pod: PodRef) {
+        let (workers, ours) = (self.workers.clone(), self.workers.lock().term);
         let (client, requests) = (self.config.client.clone(), self.requests.clone());
         tokio::spawn(async move {
-            let _turn = requests.acquire().await;
-            let api = Api::<Pod>::namespaced(client, &pod.namespace);
-            let how = DeleteParams {
-                grace_period_seconds: grace.and_then(|g| u32::try_from(g).ok()),
-                preconditions: Some(kube::api::Preconditions { uid: Some(pod.uid.clone()), resource_version: None }),
-                ..DeleteParams::default()
-            };
-            // Whatever it refuses for good (it is gone, or another by now) leaves nothing to do.
-            let _ = persist(|| async { api.delete(&pod.name, &how).await.map(|_| ()) }).await;
+            // Where the store does not answer it is left to the next list of all pods.
+            if workers.site.decides(ours).await {
+                delete(client, requests, pod, None).await;
+            }
         });
+    }
+
+    pub(crate) fn delete(&self, pod: PodRef, grace: Option<i64>) {
+        let (client, requests) = (self.config.client.clone(), self.requests.clone());
+        tokio::spawn(delete(client, requests, pod, grace));
     }
 
     /// Nothing of a worker runs any more.
@@ -411,6 +414,18 @@ impl Body {
             self.discard(key);
         }
     }
+}
+
+async fn delete(client: Client, requests: Arc<Semaphore>, pod: PodRef, grace: Option<i64>) {
+    let _turn = requests.acquire().await;
+    let api = Api::<Pod>::namespaced(client, &pod.namespace);
+    let how = DeleteParams {
+        grace_period_seconds: grace.and_then(|g| u32::try_from(g).ok()),
+        preconditions: Some(kube::api::Preconditions { uid: Some(pod.uid.clone()), resource_version: None }),
+        ..DeleteParams::default()
+    };
+    // Whatever it refuses for good (it is gone, or another by now) leaves nothing to do.
+    let _ = persist(|| async { api.delete(&pod.name, &how).await.map(|_| ()) }).await;
 }
 
 fn lost(reason: &str) -> WorkerEvent {

@@ -12,7 +12,7 @@ use crate::keep::Keeping;
 use crate::mounts::Trouble;
 use crate::observe::Sightings;
 use crate::pod;
-use crate::site::{PodRef, Pods};
+use crate::site::{Held, PodRef, Pods};
 use aviflow_api::rest::Observed;
 use aviflow_engine::ports::{Cluster, Observation, Stamped};
 use aviflow_engine::telemetry::{StreamKey, Telemetry};
@@ -43,6 +43,8 @@ pub struct KubeConfig {
     pub site: pod::Site,
     /// Where code snapshots are.
     pub objects: Objects,
+    /// The term under which the store is held now; none where the store does not answer. It may wait for that.
+    pub held: Held,
 }
 
 /// Where pods reach the control plane.
@@ -112,7 +114,7 @@ impl KubeCluster {
         report: impl Fn(Observation, Option<Durable>) + Send + Sync + 'static,
         runtime: &tokio::runtime::Handle,
     ) -> KubeCluster {
-        let pods = Pods { client: config.client.clone() };
+        let pods = Pods { client: config.client.clone(), held: config.held.clone() };
         let workers = Arc::new(Workers::new(pods, telemetry, Box::new(report)));
         let (orders, messages) = mpsc::unbounded_channel();
         let (objects, observe) = (config.objects.clone(), config.observe);

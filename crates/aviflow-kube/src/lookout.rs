@@ -84,7 +84,7 @@ impl Body {
             None => {
                 let reconciled = self.workers.lock().awaited.as_ref().map(|a| a.contains(&(key.job, key.attempt)));
                 if reconciled == Some(false) {
-                    self.delete(here, None);
+                    self.delete_stray(here);
                 } else {
                     self.unseen.insert(key, pod);
                 }

@@ -2,17 +2,23 @@
 
 use crate::names;
 use aviflow_agent::protocol::Ended;
-use aviflow_core::model::JobId;
+use aviflow_core::model::{JobId, Term};
 use aviflow_engine::telemetry::StreamKey;
 use aviflow_link::Hello;
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec};
 use kube::{Api, Client};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// This cluster, as the agents' connections ask for it.
 pub struct Pods {
     pub(crate) client: Client,
+    /// The term under which the store is held now; none where it does not answer.
+    pub(crate) held: Held,
 }
+
+/// Asks the store for the term under which it is held; none where it does not answer, for which it may wait.
+pub type Held = Arc<dyn Fn() -> Option<Term> + Send + Sync>;
 
 /// A pod by its name and uid.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,6 +69,11 @@ pub(crate) fn heard(worker: &Worker) -> bool {
 impl aviflow_link::Site for Pods {
     type Own = Own;
     type Proof = PodRef;
+
+    async fn decides(&self, term: Term) -> bool {
+        let held = self.held.clone();
+        tokio::task::spawn_blocking(move || held()).await.is_ok_and(|held| held == Some(term))
+    }
 
     async fn prove(&self, hello: &Hello) -> Option<PodRef> {
         review(&self.client, &hello.token).await

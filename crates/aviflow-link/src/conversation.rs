@@ -109,6 +109,8 @@ async fn serve<S: Site, T: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
                 leave(&shared, hello.key, id);
                 execs.end();
             }
+            // It comes again, to whoever decides.
+            Err(Refusal::Unknown(_)) if !decides(&shared).await => drop(sender),
             Err(Refusal::Unknown(reason)) => {
                 let _ = sender.send(ToAgent::Unknown { reason });
                 drop(sender);
@@ -127,6 +129,11 @@ async fn serve<S: Site, T: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
     if timeout(FLUSH_LIMIT, &mut writer).await.is_err() {
         writer.abort();
     }
+}
+
+async fn decides<S: Site>(shared: &Workers<S>) -> bool {
+    let term = shared.lock().term;
+    shared.site.decides(term).await
 }
 
 enum Refusal {

@@ -38,6 +38,12 @@ pub trait Site: Send + Sync + 'static {
     /// Whether the proof is that of this worker; none while the body does not know yet.
     fn is(&self, worker: &Self::Own, proof: &Self::Proof) -> Option<bool>;
 
+    /// Whether this control plane still decides, as of now and under this term: else an attempt that it does not know
+    /// may be another's.
+    fn decides(&self, _: Term) -> impl Future<Output = bool> + Send {
+        std::future::ready(true)
+    }
+
     /// How a worker ended, where the body can read what its agent wrote down.
     ///
     /// # Errors

@@ -220,8 +220,8 @@ impl Plane {
         };
         let ground = match &client {
             Some(client) => {
-                let (client, find) = (client.clone(), finder(home, objects.clone()));
-                kube::ground(kube, client, folder.to_owned(), find, telemetry.clone(), report, runtime)?
+                let (cluster, find) = ((client.clone(), reader.clone()), finder(home, objects.clone()));
+                kube::ground(kube, cluster, folder.to_owned(), find, telemetry.clone(), report, runtime)?
             }
             None => this_machine(config(home, pool, objects.clone())?, telemetry.clone(), report, runtime)?,
         };

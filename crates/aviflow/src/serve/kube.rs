@@ -81,7 +81,7 @@ pub fn lease(args: &KubeArgs, client: Option<&Client>, shares: bool, me: &str) -
 /// The cluster as it is asked for.
 pub fn ground(
     args: &KubeArgs,
-    client: Client,
+    (client, reader): (Client, Arc<dyn Reader>),
     home: PathBuf,
     objects: Objects,
     telemetry: Arc<FileTelemetry>,
@@ -117,6 +117,7 @@ pub fn ground(
         observe: observes(args),
         site,
         objects,
+        held: Arc::new(move || reader.term().ok()),
     };
     let resolver = Resolver::new(client.clone(), registries(args)?);
     let report = Arc::new(report);

@@ -45,8 +45,11 @@ const LATE: Duration = Duration::from_secs(1);
 const WORDS: Duration = Duration::from_secs(20);
 /// Statuses and objects that are written at a time.
 const WRITES: usize = 16;
-/// The pause before an object that was refused is submitted again: its queue may have been made since.
+/// The pause before an object that was refused is submitted again: its queue may have been made since. It doubles with
+/// each time.
 const AGAIN: Duration = Duration::from_secs(20);
+/// The longest.
+const AT_LAST: Duration = Duration::from_secs(160);
 
 /// What is known of an object.
 #[derive(Clone, Debug)]
@@ -59,8 +62,8 @@ struct Known {
     /// The generation of the spec.
     generation: Option<i64>,
     written: Option<Instant>,
-    /// When it was refused.
-    refused: Option<Instant>,
+    /// When it was refused last, and how often it was.
+    refused: Option<(Instant, u32)>,
 }
 
 type Name = (String, String);
@@ -307,7 +310,8 @@ impl Mirror {
                             let tell = Tell::NotTaken(regarding(&name, known), reason.clone(), message.clone());
                             let _ = self.events.send(tell);
                         }
-                        known.refused = Some(Instant::now());
+                        let times = known.refused.map_or(0, |(_, times)| times);
+                        known.refused = Some((Instant::now(), times.saturating_add(1)));
                         let refused = condition(ConditionType::Accepted, false, &reason, &message, &now());
                         status.conditions = object::conditions(&before.conditions, vec![refused]);
                         status.reason = Some(bounded(message));
@@ -339,7 +343,11 @@ impl Mirror {
 
     /// Looks again at objects that were refused: what was missing may be there.
     fn retry(&mut self) {
-        let refused = |k: &Known| k.refused.is_some() && k.job.is_none() && !k.deleting;
+        // At the look nearest to the end of its pause.
+        let due = |(at, times): (Instant, u32)| {
+            at.elapsed() + AGAIN / 2 >= (AGAIN * (1 << times.saturating_sub(1).min(8))).min(AT_LAST)
+        };
+        let refused = |k: &Known| k.refused.is_some_and(due) && k.job.is_none() && !k.deleting;
         let names: Vec<Name> = self.objects.iter().filter(|(_, k)| refused(k)).map(|(n, _)| n.clone()).collect();
         for name in names {
             let (api, done, jobs) = (self.api(&name.0), self.done.clone(), self.jobs.clone());
@@ -508,6 +516,9 @@ fn status_of(shown: &Shown<'_>, known: &Known) -> TrainingJobStatus {
     let said = reason.clone().unwrap_or_default();
     let (now, word) = (now(), job.phase.name());
     let end = ending(&job.phase);
+    let image = image.cloned().or_else(|| known.status.image.clone());
+    let deprecated = image.as_ref().and_then(|i| i.environment.as_ref().zip(i.deprecated.as_ref()));
+    let warning = deprecated.map_or_else(String::new, |(name, why)| format!("environment {name} is deprecated: {why}"));
     let estimate = job.estimate.filter(|_| matches!(job.phase, Phase::Queued));
     let suspended = matches!(job.phase, Phase::Queued) && job.attempts > 0;
     let conditions = [
@@ -519,7 +530,7 @@ fn status_of(shown: &Shown<'_>, known: &Known) -> TrainingJobStatus {
         (ConditionType::Failed, end.is_some_and(|end| end != Ending::Succeeded)),
     ];
     let conditions = conditions.map(|(kind, holds)| match kind {
-        ConditionType::Accepted => condition(kind, holds, "Accepted", "", &now),
+        ConditionType::Accepted => condition(kind, holds, "Accepted", &warning, &now),
         _ => condition(kind, holds, word, if holds { said.as_str() } else { "" }, &now),
     });
     TrainingJobStatus {
@@ -532,7 +543,7 @@ fn status_of(shown: &Shown<'_>, known: &Known) -> TrainingJobStatus {
         on: nodes.iter().take(MOST_NODES).cloned().collect(),
         job_name: Some(job.key.name.clone()),
         job_id: Some(job.id.0),
-        image: image.cloned().or_else(|| known.status.image.clone()),
+        image,
         submitted_by: Some(job.user.clone()),
         submitted: Some(timestamp(job.submitted)),
         started: known.status.started.clone().or_else(|| Some(timestamp(job.phase.gang()?.up?))),

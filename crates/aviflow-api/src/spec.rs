@@ -311,6 +311,9 @@ pub struct ResolvedImage {
     /// The environment's words before `run`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub prefix: Vec<String>,
+    /// What was to be used instead, where the environment was deprecated then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deprecated: Option<String>,
 }
 
 /// An environment by its content.

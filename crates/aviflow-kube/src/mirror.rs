@@ -53,8 +53,11 @@ const WORDS: Duration = Duration::from_secs(20);
 const WORDS_AT_ONCE: usize = 200;
 /// Statuses that are written at a time.
 const WRITES: usize = 16;
-/// The pause before an object that was refused is submitted again: its queue may have been made since.
+/// The pause before an object that was refused is submitted again: its queue may have been made since. It doubles with
+/// each time.
 const AGAIN: Duration = Duration::from_secs(20);
+/// The longest.
+const AT_LAST: Duration = Duration::from_secs(160);
 
 /// What is known of an object. It is little, as there may be tens of thousands.
 #[derive(Clone, Debug)]
@@ -71,8 +74,8 @@ struct Known {
     /// The words that it waits with, as [`seen::words`] has them.
     words: u64,
     written: Option<Instant>,
-    /// When it was refused.
-    refused: Option<Instant>,
+    /// When it was refused last, and how often it was.
+    refused: Option<(Instant, u32)>,
 }
 
 /// Namespace and name.
@@ -350,7 +353,8 @@ impl Mirror {
                         self.due.at(job, Instant::now() + SETTLE);
                     }
                     Err(NotTaken { reason, message }) => {
-                        known.refused = Some(Instant::now());
+                        let times = known.refused.map_or(0, |(_, times)| times);
+                        known.refused = Some((Instant::now(), times.saturating_add(1)));
                         let status = known.status.refused(known.generation, &reason, &message);
                         let written = Written::of(&status);
                         // It is tried again and again, and told once.
@@ -386,7 +390,11 @@ impl Mirror {
 
     /// Looks again at objects that were refused: what was missing may be there.
     fn retry(&mut self) {
-        let refused = |k: &Known| k.refused.is_some() && k.job.is_none() && !k.deleting;
+        // At the look nearest to the end of its pause.
+        let due = |(at, times): (Instant, u32)| {
+            at.elapsed() + AGAIN / 2 >= (AGAIN * (1 << times.saturating_sub(1).min(8))).min(AT_LAST)
+        };
+        let refused = |k: &Known| k.refused.is_some_and(due) && k.job.is_none() && !k.deleting;
         let names: Vec<Name> = self.objects.iter().filter(|(_, k)| refused(k)).map(|(n, _)| n.clone()).collect();
         for name in names {
             let (api, done, jobs) = (self.api(&name.0), self.done.clone(), self.jobs.clone());

@@ -340,16 +340,16 @@ fn volumes(record: &JobRecord, profile: &Profile) -> Result<(Vec<Value>, Vec<Val
     for data in &spec.data {
         // What kubelet says of a volume names it by this.
         let name = format!("data-{}", data.name);
-        let source = match data.source.split_once("://") {
-            Some(("pvc", rest)) => {
-                let (claim, sub) = rest.split_once('/').unwrap_or((rest, ""));
-                let mut mount = json!({"name": name, "mountPath": mount_of(data), "readOnly": data.read_only});
-                if !sub.is_empty() {
-                    mount["subPath"] = json!(sub);
-                }
-                mounts.push(mount);
-                json!({"persistentVolumeClaim": {"claimName": claim, "readOnly": data.read_only}})
+        let mut on_claim = |(claim, sub): (&str, &str)| {
+            let mut mount = json!({"name": name, "mountPath": mount_of(data), "readOnly": data.read_only});
+            if !sub.is_empty() {
+                mount["subPath"] = json!(sub);
             }
+            mounts.push(mount);
+            json!({"persistentVolumeClaim": {"claimName": claim, "readOnly": data.read_only}})
+        };
+        let source = match data.source.split_once("://") {
+            Some(("pvc", rest)) => on_claim(rest.split_once('/').unwrap_or((rest, ""))),
             None | Some(("file", _)) => {
                 let path = data.source.strip_prefix("file://").unwrap_or(&data.source);
                 let below = |prefix: &String| {
@@ -371,12 +371,15 @@ fn volumes(record: &JobRecord, profile: &Profile) -> Result<(Vec<Value>, Vec<Val
                 // Without the type, one that is not there would be made, and be empty.
                 json!({"hostPath": {"path": path, "type": "Directory"}})
             }
-            Some((scheme, _)) => {
-                return Err(format!(
-                    "data `{}`: {scheme}:// cannot be mounted; put it on a volume and write pvc://CLAIM/PATH",
-                    data.name
-                ));
-            }
+            Some(_) => match profile.kubernetes.bucket(&data.source) {
+                Some(found) => on_claim(found),
+                None => {
+                    return Err(format!(
+                        "data `{}`: pool {} has no claim for {}; name one in its `kubernetes.buckets`, or write pvc://CLAIM/PATH",
+                        data.name, profile.pool, data.source
+                    ));
+                }
+            },
         };
         let mut volume = source;
         volume["name"] = json!(name);

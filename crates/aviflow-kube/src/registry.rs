@@ -14,7 +14,6 @@ use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::io::Read;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::Semaphore;
@@ -154,7 +153,9 @@ impl Registries {
         let answer = self.ask(&Asked { image, registry, login });
         match &answer {
             Err(RegistryError::Unreachable { why, .. }) => {
-                silent().insert(registry.to_owned(), (Instant::now(), why.clone()));
+                let mut silent = silent();
+                silent.retain(|_, (at, _)| at.elapsed() < PAUSE);
+                silent.insert(registry.to_owned(), (Instant::now(), why.clone()));
             }
             Ok(_) | Err(RegistryError::NotFound { .. } | RegistryError::Denied { .. }) => {
                 silent().remove(registry);
@@ -243,10 +244,8 @@ impl Registries {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::BAD_REQUEST => return Err(asked.denied()),
             other => return Err(asked.unreachable(&format!("{realm} answered {other}"))),
         }
-        let read = answer.body_mut().with_config().limit(MANIFEST).reader();
-        let mut text = String::new();
-        let read = { read }.read_to_string(&mut text).map_err(|e| e.to_string());
-        let token = read.and_then(|_| serde_json::from_str::<Token>(&text).map_err(|e| e.to_string()));
+        let text = answer.body_mut().with_config().limit(MANIFEST).read_to_string().map_err(|e| e.to_string());
+        let token = text.and_then(|text| serde_json::from_str::<Token>(&text).map_err(|e| e.to_string()));
         let token = token.map_err(|e| asked.unreachable(&format!("{realm} gave no token: {e}")))?;
         let token = token.token.or(token.access_token).unwrap_or_default();
         Ok(format!("Bearer {token}"))
@@ -265,8 +264,12 @@ impl Asked<'_> {
         let (image, registry) = (self.image.to_string(), self.registry.to_owned());
         match status {
             StatusCode::OK => Ok(()),
-            StatusCode::NOT_FOUND => Err(RegistryError::NotFound { image, registry }),
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Err(self.denied()),
+            StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT => {
+                Err(self.unreachable(&format!("it answered {status}")))
+            }
+            // Also of a name that it does not take: who writes one keeps nobody else from asking.
+            other if other.is_client_error() => Err(RegistryError::NotFound { image, registry }),
             other => Err(self.unreachable(&format!("it answered {other}"))),
         }
     }

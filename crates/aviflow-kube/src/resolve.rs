@@ -5,6 +5,7 @@
 
 use crate::names;
 use crate::object;
+use crate::profile::Profile;
 use crate::registry::{Login, Registries, RegistryError, logins};
 use aviflow_api::crd::EnvironmentSpec;
 use aviflow_api::environment::{Candidate, choose, hex};
@@ -56,6 +57,7 @@ impl Resolver {
     /// # Errors
     /// If that cannot be told, with what to do.
     pub async fn resolve(&self, namespace: &str, spec: &JobSpec) -> Result<Option<ResolvedImage>, Unresolved> {
+        self.buckets(spec).await?;
         if let Some(image) = &spec.image {
             return self.image(namespace, image).await.map(Some);
         }
@@ -72,6 +74,7 @@ impl Resolver {
             environment: Some(chosen.title()),
             env: chosen.env.clone(),
             prefix: chosen.launcher.prefix.clone(),
+            deprecated: chosen.deprecated.clone(),
         }))
     }
 
@@ -89,6 +92,37 @@ impl Resolver {
         let mut all: Vec<EnvironmentSpec> = list.items.into_iter().filter_map(spec).collect();
         all.sort_by(|a, b| (&a.name, a.version).cmp(&(&b.name, b.version)));
         Ok(all)
+    }
+
+    /// Refuses data in buckets that no pool has.
+    async fn buckets(&self, spec: &JobSpec) -> Result<(), Unresolved> {
+        let elsewhere = |source: &&str| source.split_once("://").is_some_and(|(s, _)| !["pvc", "file"].contains(&s));
+        let sources: Vec<&str> = spec.data.iter().map(|d| d.source.as_str()).filter(elsewhere).collect();
+        if sources.is_empty() {
+            return Ok(());
+        }
+        let profiles = self.profiles().await.map_err(|why| {
+            let message = format!("data at {} cannot be looked up: {why}", sources[0]);
+            let error = ApiError::new("clusterUnreachable", message).help("try again once the apiserver answers");
+            Unresolved { error, passing: true }
+        })?;
+        let has = |source: &str| profiles.iter().any(|p| p.kubernetes.bucket(source).is_some());
+        match sources.into_iter().find(|source| !has(source)) {
+            None => Ok(()),
+            Some(source) => {
+                let error = ApiError::new("noSuchBucket", format!("no pool has a claim for {source}")).help(
+                    "ask an administrator to name one in a pool's `buckets`, or put the data on a volume and write `pvc://CLAIM/PATH`",
+                );
+                Err(Unresolved { error, passing: false })
+            }
+        }
+    }
+
+    /// What the pools' documents say of Kubernetes.
+    async fn profiles(&self) -> Result<Vec<Profile>, String> {
+        let pools = Api::<DynamicObject>::all_with(self.client.clone(), &crate::documents::read::Kind::Pool.resource());
+        let list = within(pools.list(&ListParams::default())).await?;
+        Ok(list.items.iter().filter_map(object::profile).collect())
     }
 
     async fn image(&self, namespace: &str, asked: &str) -> Result<ResolvedImage, Unresolved> {
@@ -136,12 +170,8 @@ impl Resolver {
             Ok(found) => names.extend(found),
             Err(why) => unread.push(format!("the ServiceAccounts of {namespace} cannot be read: {why}")),
         }
-        let pools = Api::<DynamicObject>::all_with(self.client.clone(), &crate::documents::read::Kind::Pool.resource());
-        match within(pools.list(&ListParams::default())).await {
-            Ok(list) => {
-                let profiles = list.items.iter().filter_map(object::profile);
-                names.extend(profiles.flat_map(|p| p.kubernetes.image_pull_secrets));
-            }
+        match self.profiles().await {
+            Ok(profiles) => names.extend(profiles.into_iter().flat_map(|p| p.kubernetes.image_pull_secrets)),
             Err(why) => unread.push(format!("the pools cannot be read: {why}")),
         }
         let api = Api::<Secret>::namespaced(self.client.clone(), namespace);

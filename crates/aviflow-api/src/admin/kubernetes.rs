@@ -53,6 +53,9 @@ pub struct KubernetesSpec {
     /// Folders of the nodes that jobs may mount as data, with what is below them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub host_paths: Vec<String>,
+    /// Buckets by their addresses, each with the PersistentVolumeClaim of a job's namespace that has it.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub buckets: BTreeMap<String, String>,
     /// Where checkpoints, outputs and caches of jobs are.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub storage: Option<StorageSpec>,
@@ -81,6 +84,7 @@ impl Default for KubernetesSpec {
             priority_class: None,
             shared: false,
             host_paths: Vec::new(),
+            buckets: BTreeMap::new(),
             storage: None,
             image_pull_secrets: Vec::new(),
             cpu_per_gpu: None,
@@ -95,6 +99,19 @@ impl KubernetesSpec {
     pub fn gpu_type<'a>(&'a self, value: &'a str) -> &'a str {
         let named = self.gpu_types.iter().find(|(_, values)| values.iter().any(|v| v == value));
         named.map_or(value, |(name, _)| name)
+    }
+}
+
+impl KubernetesSpec {
+    /// The claim that has a source of data in a bucket, and the path in it, by the longest address that fits.
+    #[must_use]
+    pub fn bucket<'a>(&'a self, source: &'a str) -> Option<(&'a str, &'a str)> {
+        let below = |(address, claim): (&'a String, &'a String)| {
+            let rest = source.strip_prefix(address.trim_end_matches('/'))?;
+            let path = if rest.is_empty() { rest } else { rest.strip_prefix('/')? };
+            Some((address.len(), claim.as_str(), path.trim_end_matches('/')))
+        };
+        self.buckets.iter().filter_map(below).max_by_key(|(length, ..)| *length).map(|(_, claim, path)| (claim, path))
     }
 }
 
@@ -186,6 +203,17 @@ mod tests {
         let spec = KubernetesSpec { gpu_types, ..KubernetesSpec::default() };
         assert_eq!(spec.gpu_type("NVIDIA-H100-80GB-HBM3"), "H100");
         assert_eq!(spec.gpu_type("NVIDIA-L40S"), "NVIDIA-L40S");
+    }
+
+    #[test]
+    fn a_bucket_has_what_lies_below_its_address() {
+        let buckets = [("s3://corpora", "corpora"), ("s3://corpora/private/", "private"), ("gs://a", "a")];
+        let buckets = buckets.map(|(address, claim)| (address.to_owned(), claim.to_owned())).into();
+        let spec = KubernetesSpec { buckets, ..KubernetesSpec::default() };
+        assert_eq!(spec.bucket("s3://corpora/c4/en/"), Some(("corpora", "c4/en")));
+        assert_eq!(spec.bucket("s3://corpora"), Some(("corpora", "")));
+        assert_eq!(spec.bucket("s3://corpora/private/x"), Some(("private", "x")));
+        assert_eq!(spec.bucket("s3://corpora-2/x"), None, "another bucket");
     }
 
     /// What an empty document is filled with is what its description says.

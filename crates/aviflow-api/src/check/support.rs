@@ -87,15 +87,6 @@ fn check_cluster(spec: &JobSpec) -> Vec<Diagnostic> {
             "install them where an image is built, and name that by `image`, or as the environment's next version";
         error("requirements".to_owned(), message, help);
     }
-    for (index, data) in spec.data.iter().enumerate() {
-        if let Some((scheme, _)) = data.source.split_once("://")
-            && !["pvc", "file"].contains(&scheme)
-        {
-            let message = format!("a cluster mounts no data over `{scheme}`");
-            let help = "put it on a volume, or let a CSI driver mount the bucket, and write `pvc://CLAIM/PATH`";
-            error(format!("data[{index}].source"), message, help);
-        }
-    }
     found
 }
 
@@ -151,7 +142,7 @@ mod tests {
             ("topology: {prefer: rack}".to_owned(), "topology.prefer", false, true),
             ("topology: {require: leaf, prefer: spine}".to_owned(), "topology.prefer", false, true),
             (format!("image: example.org/a@sha256:{digest}"), "image", true, false),
-            ("data: [{name: d, source: s3://b/c, mount: /d}]".to_owned(), "data[0].source", true, true),
+            ("data: [{name: d, source: s3://b/c, mount: /d}]".to_owned(), "data[0].source", true, false),
             ("resources: {cpuPerGpu: 4}".to_owned(), "resources", false, false),
         ];
         for (text, field, is_error, everywhere) in cases {
@@ -180,8 +171,7 @@ mod tests {
         };
         assert_eq!(check(""), [("image".to_owned(), true)], "it has nothing to run in");
         assert_eq!(check("environment: torch\nrequirements: a.lock"), [("requirements".to_owned(), true)]);
-        assert_eq!(check("image: a:1\ndata: [{name: d, source: 'gs://b/c'}]"), [("data[0].source".to_owned(), true)]);
-        assert_eq!(check("image: a:1\ndata: [{name: d, source: 'pvc://c/d'}, {name: e, source: /mnt}]"), []);
+        assert_eq!(check("image: a:1"), []);
     }
 
     #[test]

@@ -132,6 +132,9 @@ impl Written {
             _ => None,
         });
         let said = reason.clone().unwrap_or_default();
+        let deprecated = image.and_then(|i| i.environment.as_ref().zip(i.deprecated.as_ref()));
+        let warning =
+            deprecated.map_or_else(String::new, |(name, why)| format!("environment {name} is deprecated: {why}"));
         let (now, word) = (now(), job.phase.name());
         let end = ending(&job.phase);
         let estimate = job.estimate.filter(|_| matches!(job.phase, Phase::Queued));
@@ -145,7 +148,7 @@ impl Written {
             ConditionType::Failed => end.is_some_and(|end| end != Ending::Succeeded),
         };
         let conditions = CONDITIONS.into_iter().map(|kind| match kind {
-            ConditionType::Accepted => condition(kind, true, "Accepted", "", &now),
+            ConditionType::Accepted => condition(kind, true, "Accepted", &warning, &now),
             _ => condition(kind, holds(kind), word, if holds(kind) { said.as_str() } else { "" }, &now),
         });
         TrainingJobStatus {

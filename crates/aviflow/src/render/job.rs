@@ -250,7 +250,8 @@ fn record(job: &JobDetail, view: View) -> String {
     }
     if let Some(image) = &p.image {
         let environment = image.environment.clone().unwrap_or_default();
-        pairs.put("environment", environment.clone());
+        let deprecated = image.deprecated.as_ref().map_or_else(String::new, |why| format!(", deprecated: {why}"));
+        pairs.put("environment", format!("{environment}{deprecated}"));
         let written = image.reference != image.pinned && environment.is_empty();
         let reference = if written { format!("{}\n", image.reference) } else { String::new() };
         pairs.put("image", format!("{reference}{}", image.pinned));

@@ -65,6 +65,10 @@ pub fn an_environment_is_resolved_once(world: &mut World) -> Result<()> {
     let (said, told) = (String::from_utf8(out.stdout)?, String::from_utf8(out.stderr)?);
     ensure!(said.contains("it has version 2, of 2"), "{said}{told}");
     ensure!(told.contains("environment tool@2 is deprecated: it computes wrong sums"), "{told}");
+    let object = world.cluster.object("deprecated")?;
+    let accepted = &object["status"]["conditions"][0];
+    let warned = accepted["message"].as_str().is_some_and(|m| m.contains("it computes wrong sums"));
+    ensure!(accepted["status"] == "True" && warned, "who looks at the object is warned: {accepted}");
     let shown = world.plane.ok(&["show", "deprecated"])?;
     ensure!(shown.contains("tool@2") && shown.contains(&world.image), "{shown}");
 

@@ -1,5 +1,6 @@
 //! What is tested.
 
+mod behaviours;
 mod care;
 mod crashes;
 mod cut;
@@ -40,6 +41,20 @@ pub const ALL: &[(&str, Test)] = &[
     ("a_volume_that_cannot_be_mounted_says_why", volumes::a_volume_that_cannot_be_mounted_says_why),
     ("a_missing_secret_is_waited_for_and_named", volumes::a_missing_secret_is_waited_for_and_named),
     ("a_description_tells_the_story_once", told::a_description_tells_the_story_once),
+    (
+        "a_suspended_gang_is_charged_until_its_last_pod_ends",
+        behaviours::a_suspended_gang_is_charged_until_its_last_pod_ends,
+    ),
+    (
+        "what_never_began_is_charged_nothing_once_it_is_gone",
+        behaviours::what_never_began_is_charged_nothing_once_it_is_gone,
+    ),
+    ("a_rank_that_ends_well_ends_no_gang", behaviours::a_rank_that_ends_well_ends_no_gang),
+    ("a_state_that_cannot_be_read_is_no_failure", behaviours::a_state_that_cannot_be_read_is_no_failure),
+    (
+        "the_longest_name_runs_and_a_longer_one_is_refused",
+        behaviours::the_longest_name_runs_and_a_longer_one_is_refused,
+    ),
     ("the_example_trains_as_on_this_machine", training::the_example_trains_as_on_this_machine),
     ("each_team_uses_its_queue_and_sees_its_jobs", teams::each_team_uses_its_queue_and_sees_its_jobs),
     ("queues_are_applied_by_either_hand", documents::queues_are_applied_by_either_hand),

@@ -49,10 +49,28 @@ pub fn data_on_a_claim_is_mounted(world: &mut World) -> Result<()> {
     let folder = world.cluster.folder().join("claimed");
     fs::create_dir_all(folder.join("part"))?;
     fs::write(folder.join("part/words"), "to read\n")?;
-    let mut job =
-        world.job("claimed", 2, 1, "cat $AVIFLOW_DATA_CORPUS/words; touch /corpus/new || echo cannot be written");
-    job["spec"]["data"] =
-        json!([{"name": "corpus", "source": "pvc://corpus/part", "mount": "/corpus", "readOnly": true}]);
+    // A bucket is what a CSI driver would mount; here it is the same volume.
+    let pool = json!({
+        "apiVersion": "aviflow.dev/v1alpha1", "kind": "Pool", "metadata": {"name": "main"},
+        "spec": {"kubernetes": {"buckets": {"s3://corpora": "corpus"}}},
+    });
+    world.cluster.apply(&pool.to_string())?;
+    let script =
+        "cat $AVIFLOW_DATA_CORPUS/words $AVIFLOW_DATA_STORED/words; touch /corpus/new || echo cannot be written";
+    let mut job = world.job("claimed", 2, 1, script);
+    job["spec"]["data"] = json!([
+        {"name": "corpus", "source": "pvc://corpus/part", "mount": "/corpus", "readOnly": true},
+        {"name": "stored", "source": "s3://corpora/part", "readOnly": true},
+    ]);
+    let mut elsewhere = job.clone();
+    elsewhere["metadata"]["name"] = json!("elsewhere");
+    elsewhere["spec"]["data"] = json!([{"name": "corpus", "source": "s3://other/part"}]);
+    world.cluster.apply(&elsewhere.to_string())?;
+    until("no pool has the bucket", LONGEST, || {
+        let condition = world.cluster.object("elsewhere")?["status"]["conditions"][0].clone();
+        Ok((condition["status"] == "False" && condition["reason"] == "NoSuchBucket").then_some(()))
+    })?;
+    world.cluster.kubectl_ok(&["delete", "trainingjob", "elsewhere"])?;
     world.cluster.apply(&job.to_string())?;
     // Nobody has made the claim: a want of room anywhere else would be no better.
     says(world, "claimed", &["persistentvolumeclaim \"corpus\" not found", "make the claim in the job's namespace"])?;
@@ -68,11 +86,12 @@ pub fn data_on_a_claim_is_mounted(world: &mut World) -> Result<()> {
     world.cluster.apply(&claim("corpus", "corpus").to_string())?;
     world.cluster.phase("claimed", "Succeeded")?;
     let log = world.plane.ok(&["logs", "claimed"])?;
-    ensure!(log.matches("to read").count() == 2 && log.matches("cannot be written").count() == 2, "{log}");
+    ensure!(log.matches("to read").count() == 4 && log.matches("cannot be written").count() == 2, "{log}");
     no_retry_spent(world, "claimed")?;
     world.cluster.kubectl_ok(&["delete", "trainingjob", "claimed"])?;
     world.cluster.kubectl_ok(&["delete", "pvc", "corpus", "--timeout=60s"])?;
     world.cluster.kubectl_ok(&["delete", "pv", "corpus", "--timeout=60s"])?;
+    world.cluster.kubectl_ok(&["delete", "pool", "main", "--timeout=60s"])?;
     balanced(world)
 }
 

@@ -23,6 +23,7 @@ const LABEL_VALUE: Form = Form {
         if t.is_empty() { Ok(()) } else { f::word(t).map_err(|fault| fault.instead("write it as the node has it")) }
     })
 };
+const BUCKET: Form = text("the address of a bucket", Some("^[a-z][-+.a-z0-9]*://[^/\\s]+(/[^\\s]*)?$"), bucket);
 /// A GPU type as a node's label tells it: never empty.
 const TYPE_VALUE: Form = Form { what: "the value of a label", ..f::GPU_TYPE };
 const RESOURCE: Form = Form { what: "the name of a resource", ..LABEL_KEY };
@@ -51,6 +52,18 @@ fn object_name(t: &str) -> Result<(), Fault> {
         format!("`{t}` is no name of an object"),
         "write lowercase letters, digits, `-` and `.`, such as `nvidia`",
     ))
+}
+
+fn bucket(t: &str) -> Result<(), Fault> {
+    let scheme = |s: &str| {
+        s.starts_with(|c: char| c.is_ascii_lowercase())
+            && s.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '+' | '.'))
+    };
+    let whole = |rest: &str| !rest.is_empty() && !rest.starts_with('/') && !rest.contains(char::is_whitespace);
+    if t.split_once("://").is_some_and(|(before, rest)| scheme(before) && whole(rest)) {
+        return Ok(());
+    }
+    Err(Fault::new(format!("`{t}` is no address of a bucket"), "write for example `s3://corpora`"))
 }
 
 fn capability(t: &str) -> Result<(), Fault> {
@@ -87,6 +100,9 @@ pub static KUBERNETES: Object = Object {
         field("shared", Bool, "Whether other workloads may run on its nodes, too. Claims then hold by placeholder pods; else by a taint on whole nodes.").default("false"),
         field("hostPaths", List(&Text(&f::ABSOLUTE), 0), "Folders of the nodes that jobs may mount as data, with what is below them. Without it, none.")
             .eg(&["[\"/mnt/datasets\"]"])
+            .most(64),
+        field("buckets", Map(&BUCKET, &Text(&OBJECT_NAME)), "Buckets by their addresses, each with the PersistentVolumeClaim of a job's namespace that has it, as a CSI driver mounts it. Data that a job names below an address is mounted from there.")
+            .eg(&["{\"s3://corpora\": \"corpora\"}"])
             .most(64),
         field("storage", Keys(&STORAGE), "Where checkpoints, outputs and caches of jobs are."),
         field("imagePullSecrets", List(&Text(&OBJECT_NAME), 0), "Secrets of a job's namespace with which images are pulled.")

@@ -5,7 +5,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 
 /// What each crate may depend on of this workspace: the arrows of the architecture.
-const ARROWS: [(&str, &[&str]); 14] = [
+const ARROWS: [(&str, &[&str]); 15] = [
     ("aviflow-core", &[]),
     ("aviflow-replay", &["aviflow-core"]),
     ("aviflow-agent", &[]),
@@ -36,6 +36,7 @@ const ARROWS: [(&str, &[&str]); 14] = [
     // Tests drive clusters with it; it knows Kubernetes and nothing of Aviflow.
     ("aviflow-testcluster", &[]),
     ("aviflow-e2e-kube", &["aviflow-testcluster"]),
+    ("aviflow-bench-kube", &["aviflow-testcluster"]),
 ];
 
 /// All that the core may depend on.

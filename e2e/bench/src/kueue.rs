@@ -6,31 +6,20 @@
 //! both sides have the same apiserver, and processes are measured in the same way.
 
 use crate::measured::{self, Measured};
+use crate::module;
 use crate::report::Side;
 use crate::workload::{self, Scenario};
 use anyhow::{Context as _, Result, bail, ensure};
 use aviflow_testcluster::binaries::Binary;
 use aviflow_testcluster::{Cluster, until, versions};
-use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
 use std::net::TcpListener;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// How long the whole may take.
 const LONGEST: Duration = Duration::from_secs(1200);
-
-/// The module's folder: the runner reads files of it.
-fn module() -> Result<PathBuf> {
-    let mut go = Command::new("go");
-    go.args(["mod", "download", "-json", &format!("sigs.k8s.io/kueue@v{}", versions::KUEUE)]);
-    let out = go.env("GOWORK", "off").current_dir(std::env::temp_dir()).output().context("there is no `go`")?;
-    ensure!(out.status.success(), "`go mod download`: {}", String::from_utf8_lossy(&out.stderr).trim());
-    let said: Value = serde_json::from_slice(&out.stdout)?;
-    Ok(PathBuf::from(said["Dir"].as_str().context("`go mod download` names no folder")?))
-}
 
 /// Runs the workload.
 ///
@@ -38,7 +27,8 @@ fn module() -> Result<PathBuf> {
 /// If a part does not start or fails.
 pub fn run(cluster: &Cluster, scenario: &Scenario, folder: &Path) -> Result<Side> {
     let (scheduler, runner) = (Binary::MinimalKueue.path()?, Binary::KueueRunner.path()?);
-    let module = module()?;
+    // The runner reads files of it.
+    let module = module::folder("sigs.k8s.io/kueue", versions::KUEUE)?;
     let generator = if scenario.topology {
         let file = folder.join("generator.yaml");
         fs::write(&file, scenario.generator().to_string())?;

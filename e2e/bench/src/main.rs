@@ -6,6 +6,7 @@ mod apiserver;
 mod aviflow;
 mod kueue;
 mod measured;
+mod module;
 mod report;
 mod scale;
 mod workload;

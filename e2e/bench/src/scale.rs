@@ -6,9 +6,10 @@
 use crate::apiserver;
 use crate::aviflow::{Plane, client, install, resource};
 use crate::measured::{self, Measured};
+use crate::module;
 use anyhow::{Context as _, Result, bail, ensure};
 use aviflow_testcluster::binaries::Binary;
-use aviflow_testcluster::{Cluster, Options, until};
+use aviflow_testcluster::{Cluster, Options, until, versions};
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use kube::Client;
 use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, ListParams, PostParams, WatchParams};
@@ -40,13 +41,17 @@ pub fn run(program: &Path, folder: &Path) -> Result<()> {
             format!("--kube-api-qps={}", SCHEDULER_LIMIT[0]),
             format!("--kube-api-burst={}", SCHEDULER_LIMIT[1]),
         ],
+        // Nodes say once that they are ready, and never again.
+        node_grace: Duration::from_secs(24 * 3600),
         ..Options::default()
     })?;
     install(&cluster)?;
+    let stages = folder.join("stages.yaml");
+    std::fs::write(&stages, self::stages()?)?;
     let mut kwok = measured::program(Binary::Kwok.path()?);
     kwok.arg("--kubeconfig").arg(cluster.kubeconfig());
     kwok.args(["--manage-all-nodes=false", "--manage-nodes-with-annotation-selector=kwok.x-k8s.io/node=fake"]);
-    kwok.args(["--node-lease-duration-seconds=0"]);
+    kwok.arg("--node-lease-duration-seconds=0").arg("--config").arg(&stages);
     let mut kwok = Measured::start("kwok", &mut kwok, &folder.join("kwok.log"))?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     println!("{NODES} simulated nodes of 8 GPUs");
@@ -93,6 +98,14 @@ pub fn run(program: &Path, folder: &Path) -> Result<()> {
     println!("resident memory: {:.0} MB with the gang and {WAITING} waiting jobs", mb(plane.process.resident()?));
     println!("resident memory, at most: {:.0} MB", mb(after.memory));
     Ok(())
+}
+
+/// What kwok does with nodes and pods, by files of its own: they are ready, and go when they are deleted.
+fn stages() -> Result<String> {
+    let module = module::folder("sigs.k8s.io/kwok", versions::KWOK)?.join("kustomize/stage");
+    let files = ["node/fast/node-initialize.yaml", "pod/fast/pod-ready.yaml", "pod/fast/pod-delete.yaml"];
+    let texts = files.map(|file| std::fs::read_to_string(module.join(file)).with_context(|| file.to_owned()));
+    Ok(texts.into_iter().collect::<Result<Vec<_>>>()?.join("\n---\n"))
 }
 
 /// Makes the nodes; kwok says that they are ready.

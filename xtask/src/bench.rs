@@ -4,6 +4,7 @@
 //! line. Nothing is estimated: a figure that could not be measured is an error.
 
 mod http;
+pub mod kube;
 pub mod plan;
 pub mod replay;
 

@@ -31,6 +31,9 @@ usage: cargo xtask TASK
   bench [--write]              measure; --write puts the figures into docs/performance.md
   bench plan [--write]         the same for the time that a plan takes, and how it grows
   bench replay [--write]       the same for traces of jobs, replayed through the plan
+  bench kueue [--scenario baseline|leaves] [--only aviflow|kueue] [--requests-per-second N]
+                               Kueue's own performance test, on Kueue and as jobs on Aviflow; root, Go
+  bench scale                  a gang of 512 and 2,000 waiting jobs on 1,000 simulated nodes; root, Go
   kube up|down|status          a real Kubernetes on this machine, with two nodes and 16 GPUs that are not there
   kube binaries                build the programs that it needs
   deploy                       write the definitions, and deploy/aviflow.yaml of the chart; needs helm
@@ -75,6 +78,7 @@ fn run(args: &[String]) -> Result<u8> {
             [write] if write == "--write" => bench::run(true),
             [what] if what == "plan" => bench::plan::run(false),
             [what, write] if what == "plan" && write == "--write" => bench::plan::run(true),
+            [what, rest @ ..] if what == "kueue" || what == "scale" => bench::kube::run(what, rest),
             [what] if what == "replay" => bench::replay::run(false),
             [what, write] if what == "replay" && write == "--write" => bench::replay::run(true),
             other => bail!("unknown arguments {other:?}\n\n{USAGE}"),

@@ -40,6 +40,10 @@ pub enum Binary {
     Helm,
     /// kwok.
     Kwok,
+    /// Kueue's scheduler alone, as its own performance test has it.
+    MinimalKueue,
+    /// What makes the workloads of that test.
+    KueueRunner,
 }
 
 /// What a program is built of.
@@ -99,6 +103,8 @@ impl Binary {
             Binary::Pause => "pause",
             Binary::Helm => "helm",
             Binary::Kwok => "kwok",
+            Binary::MinimalKueue => "minimalkueue",
+            Binary::KueueRunner => "kueue-runner",
         }
     }
 
@@ -108,6 +114,7 @@ impl Binary {
             Binary::Etcd => versions::ETCD,
             Binary::Helm => versions::HELM,
             Binary::Kwok => versions::KWOK,
+            Binary::MinimalKueue | Binary::KueueRunner => versions::KUEUE,
             Binary::Apiserver
             | Binary::ControllerManager
             | Binary::Scheduler
@@ -132,6 +139,10 @@ impl Binary {
             Binary::Pause => Source::Module { files: PAUSE, package: "." },
             Binary::Helm => Source::Published { package: "helm.sh/helm/v3/cmd/helm" },
             Binary::Kwok => Source::Published { package: "sigs.k8s.io/kwok/cmd/kwok" },
+            Binary::MinimalKueue => {
+                Source::Published { package: "sigs.k8s.io/kueue/test/performance/scheduler/minimalkueue" }
+            }
+            Binary::KueueRunner => Source::Published { package: "sigs.k8s.io/kueue/test/performance/scheduler/runner" },
         }
     }
 
@@ -230,6 +241,11 @@ impl Binary {
             }
         }
         output(&mut go)?;
+        if let Source::Published { package } = self.source() {
+            // Go names a program after its package.
+            let named = package.rsplit('/').next().unwrap_or(package);
+            fs::rename(bin.join(named), bin.join(self.name()))?;
+        }
         // What was built of something else stays: another clone may be of that version.
         let folder = place.parent().context("the cache has no folder")?;
         fs::rename(&bin, folder).with_context(|| format!("{} could not be moved into the cache", folder.display()))?;

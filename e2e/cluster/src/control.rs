@@ -92,6 +92,7 @@ impl Control {
             scheduler: owned(&["--kubeconfig", &admin, "--leader-elect=false"]),
             space,
         };
+        control.scheduler.extend(options.scheduler_args.iter().cloned());
         control.start_apiserver()?;
         Ok(control)
     }

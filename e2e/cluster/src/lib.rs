@@ -61,6 +61,10 @@ pub struct Options {
     pub in_memory: bool,
     /// Further flags of kube-apiserver.
     pub apiserver_args: Vec<String>,
+    /// Further flags of kube-scheduler.
+    pub scheduler_args: Vec<String>,
+    /// Whether there are kube-controller-manager and kube-scheduler.
+    pub controllers: bool,
     /// How long a silent node counts as ready. Kubernetes' own default is 50 s.
     pub node_grace: Duration,
 }
@@ -72,6 +76,8 @@ impl Default for Options {
             images: Vec::new(),
             in_memory: true,
             apiserver_args: Vec::new(),
+            scheduler_args: Vec::new(),
+            controllers: true,
             // Leases are renewed each second, so this is ten in a row missed by a busy machine.
             node_grace: Duration::from_secs(10),
         }
@@ -156,6 +162,9 @@ impl Cluster {
             joined(boots)?;
             ready
         })?;
+        if !self.site.options.controllers {
+            return Ok(());
+        }
         lock(&self.site.control).start_controllers()?;
         each(&present, |node| {
             node.start_kubelet()?;

@@ -11,6 +11,8 @@ pub const ETCD: &str = "3.6.8";
 pub const HELM: &str = "3.18.4";
 /// kwok, which simulates nodes.
 pub const KWOK: &str = "0.8.0";
+/// Kueue, beside which the benchmark puts Aviflow.
+pub const KUEUE: &str = "0.17.0";
 
 #[cfg(test)]
 mod tests {

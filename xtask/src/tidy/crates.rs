@@ -5,7 +5,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 
 /// What each crate may depend on of this workspace: the arrows of the architecture.
-const ARROWS: [(&str, &[&str]); 15] = [
+const ARROWS: [(&str, &[&str]); 16] = [
     ("aviflow-core", &[]),
     ("aviflow-replay", &["aviflow-core"]),
     ("aviflow-agent", &[]),
@@ -38,6 +38,7 @@ const ARROWS: [(&str, &[&str]); 15] = [
     // Tests drive clusters with it; it knows Kubernetes and nothing of Aviflow.
     ("aviflow-testcluster", &["aviflow-image"]),
     ("aviflow-e2e-kube", &["aviflow-testcluster", "aviflow-image"]),
+    ("aviflow-bench-kube", &["aviflow-testcluster"]),
 ];
 
 /// All that the core may depend on.

@@ -130,7 +130,7 @@ pub fn a_state_that_cannot_be_read_is_no_failure(world: &mut World) -> Result<()
         let job = world.plane.json(&["show", "unread"])?;
         ensure!(job["phase"] == "Running", "{job}");
         world.cluster.start_apiserver()?;
-        super::knows_the_kinds(&world.cluster)?;
+        aviflow_e2e_kube::knows_the_kinds(&world.cluster)?;
     }
     ensure!(of(world.cluster.pods()?) == before, "the same pods");
     for pod in world.cluster.pods()? {

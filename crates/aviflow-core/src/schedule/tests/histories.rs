@@ -319,7 +319,7 @@ pub(super) fn apply(w: &mut World, c: &Cluster, n: usize, op: &Op) {
             let now = w.now;
             w.set(node(i), |n| {
                 n.closed = on.then(|| "cordoned by kubectl".to_owned());
-                n.vacate = (*on && n.id.0 % 2 == 0).then_some(now);
+                n.vacate = (*on && n.id.0.is_multiple_of(2)).then_some(now);
                 n.condition = condition(n);
             });
             w.turn();

@@ -85,7 +85,7 @@ impl World {
         let (name, site) = (format!("n{node}"), self.sites.get(&node).cloned().unwrap_or_default());
         let reason = site.closed.then(|| "cordoned by others".to_owned());
         // Every other node is closed for something that needs it empty.
-        let vacate = site.closed && node % 2 == 0;
+        let vacate = site.closed && node.is_multiple_of(2);
         [
             Observation::NodeForeign { name: name.clone(), gpus: site.others },
             Observation::NodeClosed { name, reason, vacate },

@@ -110,11 +110,26 @@ fn who_ignores_sigterm_gets_sigkill() {
 }
 
 #[test]
-fn an_agent_that_is_asked_to_end_stops_its_ranks() {
+fn an_agent_that_is_asked_to_end_says_so_and_is_stopped_with_its_gang() {
     let mut world = World::new("echo ready; exec sleep 1000");
     world.up(1);
     world.log_has("ready");
     // It is told to the process that was started, as to process 1 of a container.
+    signal(world.guardian.id(), "TERM");
+    let Event::Leaving { .. } = world.event() else { panic!() };
+    world.stop(60_000);
+    let Event::RankExited { signal: Some(15), stopping: true, .. } = world.event() else { panic!() };
+    assert_eq!(world.ended().reason.as_deref(), Some("a person"));
+    world.release();
+}
+
+#[test]
+fn an_agent_that_is_asked_twice_to_end_stops_its_ranks_alone() {
+    let mut world = World::new("echo ready; exec sleep 1000");
+    world.up(1);
+    world.log_has("ready");
+    signal(world.guardian.id(), "TERM");
+    let Event::Leaving { .. } = world.event() else { panic!() };
     signal(world.guardian.id(), "TERM");
     let Event::RankExited { signal: Some(15), stopping: true, .. } = world.event() else { panic!() };
     let reason = world.ended().reason.unwrap();

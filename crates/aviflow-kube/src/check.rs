@@ -24,6 +24,9 @@ pub const CHECK: &str = "aviflow.dev/check";
 /// How long a check may take, its image's pull included.
 const LONGEST: Duration = Duration::from_secs(30 * 60);
 
+/// The user as which a test runs, whatever its image says.
+const USER: i64 = 65532;
+
 /// Bytes of output at a time.
 const CHUNK: usize = 32 << 10;
 
@@ -119,6 +122,12 @@ fn pod(name: &str, site: &Site, check: &Check, ground: &Ground) -> Result<Pod, S
             "enableServiceLinks": false,
             "terminationGracePeriodSeconds": 1,
             "activeDeadlineSeconds": LONGEST.as_secs(),
+            // Aviflow's own namespace takes nothing that asks for more, and a test of GPUs needs no more.
+            "securityContext": {
+                "runAsNonRoot": true,
+                "runAsUser": USER,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
             "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {
                 "nodeSelectorTerms": [{"matchFields": [
                     {"key": "metadata.name", "operator": "In", "values": [check.node]},
@@ -126,12 +135,15 @@ fn pod(name: &str, site: &Site, check: &Check, ground: &Ground) -> Result<Pod, S
             }}},
             "tolerations": [{"operator": "Exists"}],
             "imagePullSecrets": pull,
+            // An image need not have a folder where everybody may write.
+            "volumes": [{"name": "scratch", "emptyDir": {}}],
             "containers": [{
-                "name": "check",
+                "name": fate::MAIN,
                 "image": check.image.as_ref().unwrap_or(&site.image),
                 "command": run,
                 "env": kubernetes.fabric.env.iter().map(|(name, value)| json!({"name": name, "value": value})).collect::<Vec<Value>>(),
                 "resources": {"limits": limits},
+                "volumeMounts": [{"name": "scratch", "mountPath": "/tmp"}],
                 "terminationMessagePolicy": "FallbackToLogsOnError",
                 "securityContext": {"allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}},
             }],

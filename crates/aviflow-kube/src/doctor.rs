@@ -131,8 +131,15 @@ const ROLE: &[(&str, &[&str], &[&str], bool)] = &[
     (GROUP, &["trainingjobs/finalizers"], &["update"], false),
 ];
 
-/// What its Role in its own namespace has: verbs on leases, on the one of a name or on any.
-const OWN_ROLE: &[(&[&str], Option<&str>)] = &[(&["create"], None), (&["get", "update"], Some(lease::NAME))];
+/// A right of its Role in its own namespace: a group, a resource, verbs, and the one object, where it is one alone.
+type OwnRight = (&'static str, &'static str, &'static [&'static str], Option<&'static str>);
+
+/// What its Role in its own namespace has.
+const OWN_ROLE: &[OwnRight] = &[
+    ("coordination.k8s.io", "leases", &["create"], None),
+    ("coordination.k8s.io", "leases", &["get", "update"], Some(lease::NAME)),
+    ("", "pods/log", &["get"], None),
+];
 
 /// All rights of the control plane.
 #[must_use]
@@ -143,11 +150,10 @@ pub fn rights() -> Vec<Right> {
         };
         resources.iter().copied().flat_map(right).collect::<Vec<_>>()
     };
-    let leases = |&(verbs, name): &(&'static [&'static str], Option<&'static str>)| {
-        let (group, resource) = ("coordination.k8s.io", "leases");
+    let own = |&(group, resource, verbs, name): &OwnRight| {
         verbs.iter().map(move |verb| Right { verb, group, resource, name, own: true, observe: true })
     };
-    ROLE.iter().flat_map(of).chain(OWN_ROLE.iter().flat_map(leases)).collect()
+    ROLE.iter().flat_map(of).chain(OWN_ROLE.iter().flat_map(own)).collect()
 }
 
 /// The admission policies and their bindings, as `KIND NAME`.

@@ -19,6 +19,8 @@ pub struct World {
     pub cluster: Cluster,
     /// An image with a shell and Python, by its digest in the cluster's registry.
     pub image: String,
+    /// The archives of its images: a node that is added again gets them from there.
+    _images: tempfile::TempDir,
 }
 
 impl World {
@@ -62,7 +64,7 @@ fn on_shared(shared: &Shared, test: scenarios::Test) -> anyhow::Result<()> {
         let cluster = Cluster::start(Options { images, ..Options::default() })?;
         scenarios::install(&cluster)?;
         let image = cluster.registry().push(&images::minimal_python()?, "python")?;
-        *world = Some(World { plane: Plane::start(&cluster)?, cluster, image });
+        *world = Some(World { plane: Plane::start(&cluster)?, cluster, image, _images: folder });
     }
     let Some(world) = world.as_mut() else { return Ok(()) };
     test(world).inspect_err(|_| scenarios::sweep(world))

@@ -3,7 +3,7 @@
 
 use super::LONGEST;
 use super::life::balanced;
-use super::trouble::{counters, over};
+use super::trouble::{counters, logged, over};
 use crate::World;
 use anyhow::{Result, ensure};
 use aviflow_e2e_kube::Phase as _;
@@ -42,6 +42,7 @@ pub fn a_new_driver_finds_a_node_empty(world: &mut World) -> Result<()> {
     let script = "trap 'echo saved; exit 0' TERM; echo ready; sleep 600 & wait";
     world.cluster.apply(&world.job("upgraded", 1, 8, script).to_string())?;
     let node = node_of(world, "upgraded")?;
+    logged(world, "upgraded", "1", "ready", 1)?;
     // As the GPU Operator does it: first it says so, then it waits until nothing uses the driver.
     let say = |state: &str| {
         let label = format!("nvidia.com/gpu-driver-upgrade-state={state}");
@@ -61,8 +62,7 @@ pub fn a_new_driver_finds_a_node_empty(world: &mut World) -> Result<()> {
         Ok((object["status"]["phase"] == "Running" && object["status"]["attempt"] == 2).then_some(on))
     })?;
     ensure!(after != node, "{after}");
-    let log = world.plane.ok(&["logs", "upgraded", "--attempt", "1"])?;
-    ensure!(log.contains("saved"), "{log}");
+    logged(world, "upgraded", "1", "saved", 1)?;
     ensure!(counters(world, "upgraded")?["failures"] == 0, "it was no fault of the job");
     say("pod-restart-required")?;
     world.cluster.apply(&world.job("both", 2, 1, "true").to_string())?;
@@ -71,8 +71,7 @@ pub fn a_new_driver_finds_a_node_empty(world: &mut World) -> Result<()> {
         Ok(shown.contains("the GPU Operator upgrades its driver (pod-restart-required)").then_some(()))
     })?;
     world.plane.ok(&["cancel", "upgraded"])?;
-    let both = world.cluster.object("both")?;
-    ensure!(both["status"]["phase"] == "Queued", "{}", both["status"]);
+    world.cluster.phase("both", "Queued")?;
     say("upgrade-done")?;
     world.cluster.phase("both", "Succeeded")?;
     world.cluster.kubectl_ok(&["label", "node", &node, "nvidia.com/gpu-driver-upgrade-state-"])?;
@@ -88,6 +87,7 @@ pub fn a_pod_of_higher_priority_takes_a_workers_place(world: &mut World) -> Resu
     let script = "trap 'echo saved; exit 0' TERM; echo ready; sleep 600 & wait";
     world.cluster.apply(&world.job("displaced", 2, 8, script).to_string())?;
     world.cluster.phase("displaced", "Running")?;
+    logged(world, "displaced", "1", "ready", 2)?;
     let pod = json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "urgent"},
         "spec": {
@@ -102,13 +102,11 @@ pub fn a_pod_of_higher_priority_takes_a_workers_place(world: &mut World) -> Resu
     world.cluster.apply(&pod.to_string())?;
     until("the whole gang has made room", LONGEST, || {
         let object = world.cluster.object("displaced")?;
-        let pods = world.cluster.pods()?;
-        let ours = pods.iter().filter(|p| p["metadata"]["labels"]["aviflow.dev/name"] == "displaced").count();
-        let runs = pods.iter().any(|p| p["metadata"]["name"] == "urgent" && p["status"]["phase"] == "Running");
-        Ok((object["status"]["phase"] == "Queued" && ours == 0 && runs).then_some(()))
+        let urgent = world.cluster.get("/api/v1/namespaces/default/pods/urgent")?;
+        let left = object["status"]["phase"] == "Queued" && world.cluster.pods()?.is_empty();
+        Ok((left && urgent["status"]["phase"] == "Running").then_some(()))
     })?;
-    let log = world.plane.ok(&["logs", "displaced", "--attempt", "1"])?;
-    ensure!(log.matches("saved").count() == 2, "both workers save: {log}");
+    logged(world, "displaced", "1", "saved", 2)?;
     let shown = world.plane.ok(&["show", "displaced"])?;
     ensure!(shown.contains("preempt"), "why, as kube-scheduler says it: {shown}");
     ensure!(counters(world, "displaced")?["failures"] == 0, "{shown}");
@@ -147,7 +145,9 @@ pub fn a_node_that_is_removed_comes_back(world: &mut World) -> Result<()> {
 pub fn a_node_is_checked_before_it_takes_work_again(world: &mut World) -> Result<()> {
     world.cluster.kubectl_ok(&["taint", "node", "hgx1", "repaired=true:NoSchedule"])?;
     // Nobody else's pod could come there.
-    let said = world.plane.ok(&["node", "check", "hgx1"])?;
+    let passed = world.plane.aviflow(&["node", "check", "hgx1"])?;
+    let said = String::from_utf8_lossy(&passed.stdout).into_owned();
+    ensure!(passed.status.success(), "{said}{}", String::from_utf8_lossy(&passed.stderr));
     ensure!(said.contains("✓ 8 of 8 GPUs are seen") && said.contains("the control plane is reached"), "{said}");
     ensure!(said.contains("stays closed to new work by the cluster"), "{said}");
     world.cluster.kubectl_ok(&["taint", "node", "hgx1", "repaired-"])?;

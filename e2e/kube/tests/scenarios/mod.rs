@@ -113,6 +113,9 @@ pub fn sweep(world: &mut World) {
             let _ = node.set_gpu_health(gpu, true);
         }
         let _ = world.cluster.kubectl(&["uncordon", node.name()]);
+        let _ = world.cluster.kubectl(&["taint", "node", node.name(), "repaired-"]);
+        let _ = world.cluster.kubectl(&["label", "node", node.name(), "nvidia.com/gpu-driver-upgrade-state-"]);
+        let _ = world.plane.aviflow(&["node", "uncordon", node.name()]);
     }
     for kind in ["trainingjobs", "deployments"] {
         let _ = world.cluster.kubectl(&["delete", kind, "--all", "--timeout=90s"]);

@@ -14,6 +14,14 @@ pub(super) fn counters(world: &World, name: &str) -> Result<Value> {
     Ok(world.plane.json(&["show", name])?["counters"].clone())
 }
 
+/// Waits until the output of a job's attempt has a word so often; it may come after the job's next state.
+pub(super) fn logged(world: &World, job: &str, attempt: &str, word: &str, times: usize) -> Result<()> {
+    until(&format!("{word} is in the output of {job}"), LONGEST, || {
+        let log = world.plane.ok(&["logs", job, "--attempt", attempt])?;
+        Ok((log.matches(word).count() == times).then_some(()))
+    })
+}
+
 /// The name of the pod of a job's worker 0.
 fn pod(world: &World, job: &str) -> Result<String> {
     until(&format!("{job} has a pod"), LONGEST, || {
@@ -53,6 +61,7 @@ pub fn a_deleted_pod_is_no_failure(world: &mut World) -> Result<()> {
     let script = "trap 'echo saved; exit 0' TERM; echo ready $AVIFLOW_ATTEMPT; sleep 600 & wait";
     world.cluster.apply(&world.job("robbed", 2, 2, script).to_string())?;
     world.cluster.phase("robbed", "Running")?;
+    logged(world, "robbed", "1", "ready", 2)?;
     let name = pod(world, "robbed")?;
     world.cluster.kubectl_ok(&["delete", "pod", &name, "--wait=false"])?;
     until("it runs again", LONGEST, || {
@@ -65,8 +74,7 @@ pub fn a_deleted_pod_is_no_failure(world: &mut World) -> Result<()> {
     // Its agent may say that it was asked to end before the apiserver says by whom.
     ensure!(shown.contains("somebody deleted its pod") || shown.contains("asked to end (SIGTERM)"), "{shown}");
     // A checkpoint needs all of them: the other worker was asked to save as well, before either ended.
-    let log = world.plane.ok(&["logs", "robbed", "--attempt", "1"])?;
-    ensure!(log.matches("saved").count() == 2, "{log}");
+    logged(world, "robbed", "1", "saved", 2)?;
     over(world, "robbed")
 }
 
@@ -74,6 +82,7 @@ pub fn a_drained_node_is_left_with_a_checkpoint(world: &mut World) -> Result<()>
     let script = "trap 'echo saved; exit 0' TERM; echo ready; sleep 600 & wait";
     world.cluster.apply(&world.job("moved", 1, 8, script).to_string())?;
     let before = world.cluster.phase("moved", "Running")?["status"]["on"][0].as_str().unwrap_or_default().to_owned();
+    logged(world, "moved", "1", "ready", 1)?;
     world.cluster.kubectl_ok(&[
         "drain",
         &before,
@@ -88,8 +97,7 @@ pub fn a_drained_node_is_left_with_a_checkpoint(world: &mut World) -> Result<()>
         Ok((object["status"]["phase"] == "Running" && object["status"]["attempt"] == 2).then_some(on))
     })?;
     ensure!(after != before, "{after}");
-    let log = world.plane.ok(&["logs", "moved"])?;
-    ensure!(log.contains("saved"), "its ranks were asked to end: {log}");
+    logged(world, "moved", "1", "saved", 1)?;
     let counters = counters(world, "moved")?;
     ensure!(counters["failures"] == 0, "{counters}");
     world.cluster.kubectl_ok(&["uncordon", &before])?;

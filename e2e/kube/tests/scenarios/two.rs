@@ -53,6 +53,8 @@ fn uids(pods: &[Value]) -> BTreeSet<String> {
 
 /// A job of two nodes that is under way for a while, and says so each second.
 fn lasting(world: &World, name: &str, seconds: u32) -> Result<BTreeSet<String>> {
+    // The pods of the job before may be on their way out.
+    until("nothing is left of others", LONGEST, || Ok(world.cluster.pods()?.is_empty().then_some(())))?;
     let script = format!("for i in $(seq {seconds}); do echo line $i of $NODE_RANK; sleep 1; done; echo over");
     world.cluster.apply(&world.job(name, 2, 4, &script).to_string())?;
     world.cluster.phase(name, "Running")?;

@@ -14,6 +14,7 @@ use crate::pod::Share;
 use crate::profile::Profile;
 use crate::site::{Own, PodRef, Pods, heard};
 use aviflow_api::convert::GRACE;
+use aviflow_api::rest::ExecFrame;
 use aviflow_core::lifecycle::WorkerEvent;
 use aviflow_core::model::{JobId, Placement};
 use aviflow_core::time::Span;
@@ -167,7 +168,7 @@ impl Body {
                         Some(ground) => check::run(client, &namespace, &site, &check, &ground, to).await,
                         None => {
                             let reason = format!("node `{}` is not in the cluster", check.node);
-                            let _ = to.send(check::Said::Failed(reason)).await;
+                            let _ = to.send(ExecFrame::Failed { reason }).await;
                         }
                     }
                 });

@@ -9,6 +9,9 @@ use crate::fate::{self, Fate};
 use crate::names;
 use crate::pod::Site;
 use crate::profile::Profile;
+use aviflow_api::rest::ExecFrame;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use futures_util::{AsyncReadExt, StreamExt};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, LogParams, PostParams};
@@ -41,17 +44,6 @@ pub struct Check {
     pub run: Vec<String>,
 }
 
-/// What a check says; the last is `Ended` or `Failed`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Said {
-    /// Output.
-    Output(Vec<u8>),
-    /// It ended with this exit code.
-    Ended(i32),
-    /// It did not come to an end by itself, with the reason.
-    Failed(String),
-}
-
 /// Where a check runs.
 #[derive(Clone, Debug)]
 pub(crate) struct Ground {
@@ -67,7 +59,7 @@ pub(crate) async fn run(
     site: &Site,
     check: &Check,
     ground: &Ground,
-    to: mpsc::Sender<Said>,
+    to: mpsc::Sender<ExecFrame>,
 ) {
     let api = Api::<Pod>::namespaced(client, namespace);
     let name = pod_name(&check.node);
@@ -156,14 +148,21 @@ fn pod(name: &str, site: &Site, check: &Check, ground: &Ground) -> Result<Pod, S
 }
 
 /// Makes the pod, hands its output on, and tells how it ended; none if whoever asked has gone.
-async fn follow(api: &Api<Pod>, name: &str, pod: Result<Pod, String>, to: &mpsc::Sender<Said>) -> Option<Said> {
+async fn follow(
+    api: &Api<Pod>,
+    name: &str,
+    pod: Result<Pod, String>,
+    to: &mpsc::Sender<ExecFrame>,
+) -> Option<ExecFrame> {
     let pod = match pod {
         Ok(pod) => pod,
-        Err(reason) => return Some(Said::Failed(reason)),
+        Err(reason) => return Some(ExecFrame::Failed { reason }),
     };
     remove(api, name).await;
     if let Err(refused) = persist(|| async { api.create(&PostParams::default(), &pod).await }).await {
-        return Some(Said::Failed(format!("its pod was refused by the apiserver: {}", refused.message)));
+        return Some(ExecFrame::Failed {
+            reason: format!("its pod was refused by the apiserver: {}", refused.message),
+        });
     }
     let mut events =
         watcher::watcher(api.clone(), watcher::Config::default().fields(&format!("metadata.name={name}"))).boxed();
@@ -171,7 +170,7 @@ async fn follow(api: &Api<Pod>, name: &str, pod: Result<Pod, String>, to: &mpsc:
     while let Some(event) = events.next().await {
         let pod = match event {
             Ok(Event::Apply(pod) | Event::InitApply(pod)) => pod,
-            Ok(Event::Delete(_)) => return Some(Said::Failed("somebody deleted its pod".to_owned())),
+            Ok(Event::Delete(_)) => return Some(ExecFrame::Failed { reason: "somebody deleted its pod".to_owned() }),
             Ok(Event::Init | Event::InitDone) | Err(_) => continue,
         };
         let began = container(&pod).is_some_and(|c| c.0);
@@ -180,7 +179,7 @@ async fn follow(api: &Api<Pod>, name: &str, pod: Result<Pod, String>, to: &mpsc:
             output(api, name, to).await?;
         }
         if let Some((_, Some(code))) = container(&pod) {
-            return Some(Said::Ended(code));
+            return Some(ExecFrame::Exit { code });
         }
         match fate::fate(&pod) {
             Fate::Alive => {}
@@ -189,11 +188,11 @@ async fn follow(api: &Api<Pod>, name: &str, pod: Result<Pod, String>, to: &mpsc:
             | Fate::Leaving { reason, .. }
             | Fate::OutOfMemory { reason }
             | Fate::Over { reason, .. } => {
-                return Some(Said::Failed(reason));
+                return Some(ExecFrame::Failed { reason });
             }
         }
     }
-    Some(Said::Failed("the watch of its pod ended".to_owned()))
+    Some(ExecFrame::Failed { reason: "the watch of its pod ended".to_owned() })
 }
 
 /// Whether the container has begun, and its exit code once it has ended.
@@ -204,7 +203,7 @@ fn container(pod: &Pod) -> Option<(bool, Option<i32>)> {
 }
 
 /// Hands on what the pod writes until it ends; none if nobody wants it any more.
-async fn output(api: &Api<Pod>, name: &str, to: &mpsc::Sender<Said>) -> Option<()> {
+async fn output(api: &Api<Pod>, name: &str, to: &mpsc::Sender<ExecFrame>) -> Option<()> {
     let how = LogParams { follow: true, ..LogParams::default() };
     // A log that cannot be read is missed, and how the check ended is still told.
     let Ok(mut log) = api.log_stream(name, &how).await else { return Some(()) };
@@ -213,7 +212,7 @@ async fn output(api: &Api<Pod>, name: &str, to: &mpsc::Sender<Said>) -> Option<(
         if read == 0 {
             break;
         }
-        to.send(Said::Output(chunk[..read].to_vec())).await.ok()?;
+        to.send(ExecFrame::Stdout { data: STANDARD.encode(&chunk[..read]) }).await.ok()?;
     }
     Some(())
 }

@@ -6,14 +6,14 @@
 
 use crate::body::Body;
 use crate::books::Books;
-use crate::check::{self, Check};
+use crate::check::Check;
 use crate::depot::{self, Objects};
 use crate::keep::Keeping;
 use crate::mounts::Trouble;
 use crate::observe::Sightings;
 use crate::pod;
 use crate::site::{Held, PodRef, Pods};
-use aviflow_api::rest::Observed;
+use aviflow_api::rest::{ExecFrame, Observed};
 use aviflow_engine::ports::{Cluster, Observation, Stamped};
 use aviflow_engine::telemetry::{StreamKey, Telemetry};
 use aviflow_link::{Durable, ExecError, ExecStream, Workers};
@@ -99,7 +99,7 @@ pub(crate) enum Message {
     /// Somebody asks who holds the GPUs.
     Observe(oneshot::Sender<Observed>),
     /// A node is to be checked.
-    Check(Check, mpsc::Sender<check::Said>),
+    Check(Check, mpsc::Sender<ExecFrame>),
 }
 
 impl KubeCluster {
@@ -185,9 +185,10 @@ impl KubeHandle {
         asked.blocking_recv().ok()
     }
 
-    /// Checks a node that nothing of ours runs on, see [`mod@check`]. Dropping the receiver ends the check.
+    /// Checks a node that nothing of ours runs on, see [`mod@crate::check`]. The last frame is `Exit` or `Failed`;
+    /// dropping the receiver ends the check.
     #[must_use]
-    pub fn check(&self, check: Check) -> mpsc::Receiver<check::Said> {
+    pub fn check(&self, check: Check) -> mpsc::Receiver<ExecFrame> {
         let (sender, said) = mpsc::channel(FRAMES);
         // Once the cluster is dropped nothing is said.
         let _ = self.orders.send(Message::Check(check, sender));

@@ -16,7 +16,8 @@
 //! | [`object`] | the TrainingJob object: from a document, and its status |
 //! | [`cluster`] | orders in, observations out: `body` takes them, `lookout` sees, `create` makes pods,
 //! | | `keep` holds what is promised |
-//! | `mounts` | why a pod on its node does not begin |
+//! | [`mounts`] | why a pod on its node does not begin |
+//! | [`mod@check`] | a test of a node before it takes work again |
 //! | [`api`] | requests to the apiserver, tried again where that is safe |
 //! | [`site`] | who an agent is |
 //! | [`identity`] | who asks through the API, and what he may |

@@ -7,7 +7,7 @@ use crate::access::User;
 use crate::app::{App, blocking};
 use crate::body::NodeTest;
 use crate::error::Failure;
-use crate::logs::ndjson;
+use crate::exec::hand_on;
 use crate::params::{Input, Name};
 use crate::pool::one_node;
 use aviflow_api::rest::{ExecFrame, NodeCheck};
@@ -18,9 +18,6 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 
-/// Frames that wait for a slow client.
-const FRAMES: usize = 64;
-
 pub(crate) async fn check(
     State(app): State<Arc<App>>,
     User(by): User,
@@ -28,39 +25,21 @@ pub(crate) async fn check(
     Input(check): Input<NodeCheck>,
 ) -> Result<Response, Failure> {
     let (state, node, asked, person) = (app.clone(), name.clone(), check.clone(), by.clone());
-    let mut frames = blocking(move || begin(&state, &node, asked, &person)).await?;
-    let (sender, receiver) = mpsc::channel(FRAMES);
-    // Dropping `frames`, because the client is gone or the server stops, ends the test.
-    tokio::spawn(async move {
-        loop {
-            let frame = tokio::select! {
-                frame = frames.recv() => frame,
-                () = sender.closed() => return,
-                () = app.stopped() => {
-                    Some(ExecFrame::Failed { reason: "the control plane is stopping; try again in a moment".into() })
+    let frames = blocking(move || begin(&state, &node, asked, &person)).await?;
+    let state = app.clone();
+    // Before it is told, so that whoever hears of it finds the node open.
+    let open = async move |frame| match frame {
+        ExecFrame::Exit { code: 0 } if !check.keep_cordoned => {
+            match blocking(move || cordon(&state, &name, false, by, "it passed its check")).await {
+                Ok(()) => frame,
+                Err(failure) => {
+                    ExecFrame::Failed { reason: format!("it passed, and stays cordoned: {}", failure.sentence()) }
                 }
-            };
-            let Some(frame) = frame else { return };
-            // Before it is told, so that whoever hears of it finds the node open.
-            let frame = match frame {
-                ExecFrame::Exit { code: 0 } if !check.keep_cordoned => {
-                    let (state, name, by) = (app.clone(), name.clone(), by.clone());
-                    match blocking(move || cordon(&state, &name, false, by, "it passed its check")).await {
-                        Ok(()) => frame,
-                        Err(failure) => ExecFrame::Failed {
-                            reason: format!("it passed, and stays cordoned: {}", failure.sentence()),
-                        },
-                    }
-                }
-                frame => frame,
-            };
-            let last = matches!(frame, ExecFrame::Exit { .. } | ExecFrame::Failed { .. });
-            if sender.send(frame).await.is_err() || last {
-                return;
             }
         }
-    });
-    Ok(ndjson(receiver))
+        frame => frame,
+    };
+    Ok(hand_on(app, frames, open))
 }
 
 /// Cordons the node, and begins where nothing runs on it.

@@ -25,9 +25,22 @@ pub(crate) async fn exec(
     Input(exec): Input<Exec>,
 ) -> Result<Response, Failure> {
     let state = app.clone();
-    let mut frames = blocking(move || begin(&state, &name, &caller, exec)).await?;
+    let frames = blocking(move || begin(&state, &name, &caller, exec)).await?;
+    Ok(hand_on(app, frames, std::future::ready))
+}
+
+/// Hands output on to the client, up to its last frame, which is told as `last` makes it.
+///
+/// Dropping `frames`, because the client is gone or the server stops, ends the command.
+pub(crate) fn hand_on<F>(
+    app: Arc<App>,
+    mut frames: mpsc::Receiver<ExecFrame>,
+    last: impl FnOnce(ExecFrame) -> F + Send + 'static,
+) -> Response
+where
+    F: Future<Output = ExecFrame> + Send,
+{
     let (sender, receiver) = mpsc::channel(FRAMES);
-    // Dropping `frames`, because the client is gone or the server stops, ends the command.
     tokio::spawn(async move {
         loop {
             let frame = tokio::select! {
@@ -38,13 +51,17 @@ pub(crate) async fn exec(
                 }
             };
             let Some(frame) = frame else { return };
-            let last = matches!(frame, ExecFrame::Exit { .. } | ExecFrame::Failed { .. });
-            if sender.send(frame).await.is_err() || last {
+            if matches!(frame, ExecFrame::Exit { .. } | ExecFrame::Failed { .. }) {
+                // Who went away at the last moment does not want to know.
+                let _ = sender.send(last(frame).await).await;
+                return;
+            }
+            if sender.send(frame).await.is_err() {
                 return;
             }
         }
     });
-    Ok(ndjson(receiver))
+    ndjson(receiver)
 }
 
 fn begin(app: &App, name: &str, caller: &Caller, mut exec: Exec) -> Result<mpsc::Receiver<ExecFrame>, Failure> {

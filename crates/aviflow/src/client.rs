@@ -197,23 +197,19 @@ impl Client {
 
     /// Runs a command beside a rank.
     pub fn exec(&self, name: &str, exec: &Exec) -> Result<Lines<ExecFrame>> {
-        let body = serde_json::to_vec(exec).or_fail(|| "the command cannot be sent".to_owned())?;
-        let request = self.agent.post(self.path(&job_path(name, "/exec"), &[]));
-        let response = self.send(
-            request,
-            "application/x-ndjson",
-            "application/json",
-            SendBody::from_owned_reader(std::io::Cursor::new(body)),
-        );
-        Ok(Lines::new(self.named(name, response)?, false))
+        self.named(name, self.frames(&job_path(name, "/exec"), exec))
     }
 
     /// Tests a node.
     pub fn check_node(&self, name: &str, check: &NodeCheck) -> Result<Lines<ExecFrame>> {
-        let body = serde_json::to_vec(check).or_fail(|| "the test cannot be sent".to_owned())?;
-        let request = self.agent.post(self.path(&format!("/v1/nodes/{}/check", encode(name)), &[]));
+        self.frames(&format!("/v1/nodes/{}/check", encode(name)), check)
+    }
+
+    /// Asks for something that answers with the output of a command.
+    fn frames(&self, path: &str, asked: &impl Serialize) -> Result<Lines<ExecFrame>> {
+        let body = serde_json::to_vec(asked).or_fail(|| "the command cannot be sent".to_owned())?;
         let response = self.send(
-            request,
+            self.agent.post(self.path(path, &[])),
             "application/x-ndjson",
             "application/json",
             SendBody::from_owned_reader(std::io::Cursor::new(body)),

@@ -16,7 +16,7 @@ use aviflow_engine::driver::Handle;
 use aviflow_engine::ports::{ActKind, Cluster, Observation};
 use aviflow_engine::telemetry::StreamKey;
 use aviflow_kube::api;
-use aviflow_kube::check::{Check, Said};
+use aviflow_kube::check::Check;
 use aviflow_kube::depot::Objects;
 use aviflow_kube::documents::{self, Documents, Journal};
 use aviflow_kube::events;
@@ -37,8 +37,6 @@ use aviflow_server::{
 };
 use aviflow_store::FileTelemetry;
 use aviflow_store::read::{ActFilter, Reader};
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
 use std::future::Future;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -298,22 +296,7 @@ impl Body for Kube {
 
     fn check(&self, test: NodeTest) -> std::result::Result<mpsc::Receiver<ExecFrame>, ExecRefusal> {
         let NodeTest { node, image, run, gpus: _ } = test;
-        let mut said = self.handle.check(Check { node, image, run });
-        let (sender, frames) = mpsc::channel(1);
-        self.runtime.spawn(async move {
-            while let Some(said) = said.recv().await {
-                let frame = match said {
-                    Said::Output(bytes) => ExecFrame::Stdout { data: STANDARD.encode(bytes) },
-                    Said::Ended(code) => ExecFrame::Exit { code },
-                    Said::Failed(reason) => ExecFrame::Failed { reason },
-                };
-                // Dropping `said` ends the test.
-                if sender.send(frame).await.is_err() {
-                    return;
-                }
-            }
-        });
-        Ok(frames)
+        Ok(self.handle.check(Check { node, image, run }))
     }
 
     fn volumes(&self, job: JobId) -> PathBuf {

@@ -45,19 +45,8 @@ impl Plane {
         let home = folder.join("home");
         std::fs::create_dir_all(&home)?;
         let token = cluster.kubectl_ok(&["create", "token", "aviflow", "-n", "aviflow-system", "--duration=24h"])?;
-        let account = json!({
-            "apiVersion": "v1",
-            "kind": "Config",
-            "current-context": "bench",
-            "contexts": [{"name": "bench", "context": {"cluster": "bench", "user": "aviflow"}}],
-            "clusters": [{"name": "bench", "cluster": {
-                "server": cluster.api_url(),
-                "certificate-authority": cluster.ca(),
-            }}],
-            "users": [{"name": "aviflow", "user": {"token": token.trim()}}],
-        });
         let kubeconfig = folder.join("aviflow.kubeconfig");
-        std::fs::write(&kubeconfig, account.to_string())?;
+        std::fs::write(&kubeconfig, cluster.kubeconfig_with("bench", "aviflow", token.trim()))?;
         let address = cluster.host_ip();
         let mut serve = measured::program(program);
         serve.env("AVIFLOW_HOME", &home).env("KUBECONFIG", &kubeconfig);

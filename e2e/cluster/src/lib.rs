@@ -29,7 +29,7 @@ pub use crate::run::until;
 use crate::run::which;
 use anyhow::{Context as _, Result, bail};
 pub use aviflow_image::{Registry, oci};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -197,6 +197,22 @@ impl Cluster {
     /// If the certificate cannot be made.
     pub fn user(&self, name: &str, groups: &[&str]) -> Result<PathBuf> {
         self.site.authority.kubeconfig(&self.api_url(), name, groups)
+    }
+
+    /// The text of a kubeconfig with a context of a user with a token.
+    pub fn kubeconfig_with(&self, context: &str, user: &str, token: &str) -> String {
+        let config = json!({
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": context,
+            "contexts": [{"name": context, "context": {"cluster": "test", "user": user}}],
+            "clusters": [{"name": "test", "cluster": {
+                "server": self.api_url(),
+                "certificate-authority": self.ca(),
+            }}],
+            "users": [{"name": user, "user": {"token": token}}],
+        });
+        config.to_string()
     }
 
     /// The address of the apiserver.

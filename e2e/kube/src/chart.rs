@@ -1,7 +1,8 @@
 //! The control plane as administrators run it: in a pod, installed by the chart or the manifest.
 
 use crate::plane::{LONGEST, program};
-use anyhow::{Context as _, Result, bail, ensure};
+use crate::said::{BY_STATE, partitions, printed};
+use anyhow::{Context as _, Result, bail};
 use aviflow_image::aviflow::Parts;
 use aviflow_testcluster::binaries::Binary;
 use aviflow_testcluster::{Cluster, until};
@@ -220,15 +221,7 @@ impl Person {
         let token = cluster.kubectl_ok(&["create", "token", account, "--duration=24h"])?;
         let folder = tempfile::tempdir()?;
         let kubeconfig = folder.path().join("kubeconfig");
-        let config = json!({
-            "apiVersion": "v1", "kind": "Config", "current-context": "prod",
-            "contexts": [{"name": "prod", "context": {"cluster": "test", "user": account, "namespace": "default"}}],
-            "clusters": [{"name": "test", "cluster": {
-                "server": cluster.api_url(), "certificate-authority": cluster.ca(),
-            }}],
-            "users": [{"name": account, "user": {"token": token.trim()}}],
-        });
-        fs::write(&kubeconfig, config.to_string())?;
+        fs::write(&kubeconfig, cluster.kubeconfig_with("prod", account, token.trim()))?;
         let person = Person { folder, kubeconfig };
         let kubeconfig = person.kubeconfig.display().to_string();
         let set = ["context", "set", "prod", "--kube", "--kube-context", "prod", "--kubeconfig", &kubeconfig];
@@ -258,10 +251,7 @@ impl Person {
     /// # Errors
     /// If it fails; the error quotes it.
     pub fn ok(&self, args: &[&str]) -> Result<String> {
-        let out = self.aviflow(args)?;
-        let error = String::from_utf8_lossy(&out.stderr);
-        ensure!(out.status.success(), "`aviflow {}` ended with {}: {error}", args.join(" "), out.status);
-        Ok(String::from_utf8_lossy(&out.stdout).into_owned())
+        printed(args, &self.aviflow(args)?)
     }
 
     /// What a command says as JSON.
@@ -277,10 +267,6 @@ impl Person {
     /// # Errors
     /// If it does not.
     pub fn balanced(&self) -> Result<()> {
-        let usage = self.json(&["usage", "--by", "state"])?;
-        let rows = usage["rows"].as_array().cloned().unwrap_or_default();
-        let sum: i64 = rows.iter().filter_map(|row| row["total"].as_i64()).sum();
-        ensure!(usage["capacity"].as_i64() == Some(sum) && sum > 0, "GPU-milliseconds are missing: {usage}");
-        Ok(())
+        partitions(&self.json(&BY_STATE)?)
     }
 }

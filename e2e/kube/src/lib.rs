@@ -4,8 +4,10 @@
 pub mod chart;
 mod local;
 mod plane;
+mod said;
 mod things;
 
 pub use local::Local;
 pub use plane::{LONGEST, Plane};
+pub use said::{BY_STATE, partitions};
 pub use things::{Phase, job, knows_the_kinds};

@@ -1,7 +1,8 @@
 //! The same on this machine's processes, to compare with.
 
 use crate::plane::program;
-use anyhow::{Context as _, Result, ensure};
+use crate::said::printed;
+use anyhow::{Context as _, Result};
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -30,10 +31,7 @@ impl Local {
     pub fn ok(&self, args: &[&str]) -> Result<String> {
         let mut command = Command::new(program("AVIFLOW_BIN")?);
         command.env("AVIFLOW_HOME", &self.home).env("AVIFLOW_CONFIG", self.home.join("config.yaml"));
-        let out = command.args(args).stdin(Stdio::null()).output()?;
-        let error = String::from_utf8_lossy(&out.stderr);
-        ensure!(out.status.success(), "`aviflow {}` ended with {}: {error}", args.join(" "), out.status);
-        Ok(String::from_utf8_lossy(&out.stdout).into_owned())
+        printed(args, &command.args(args).stdin(Stdio::null()).output()?)
     }
 
     /// The losses that the newest training of a name left.

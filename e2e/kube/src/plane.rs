@@ -1,9 +1,10 @@
 //! The control plane, and what a person does with it.
 
+use crate::said::printed;
 use anyhow::{Context as _, Result, bail, ensure};
 use aviflow_image::aviflow::Parts;
 use aviflow_testcluster::{Cluster, until};
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::fs::{self, File};
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -111,19 +112,8 @@ impl Plane {
     /// A kubeconfig with the rights of an account of Aviflow's namespace, and no others.
     fn account(&self, cluster: &Cluster, account: &str) -> Result<PathBuf> {
         let token = cluster.kubectl_ok(&["create", "token", account, "-n", "aviflow-system", "--duration=24h"])?;
-        let config = json!({
-            "apiVersion": "v1",
-            "kind": "Config",
-            "current-context": "test",
-            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "aviflow"}}],
-            "clusters": [{"name": "test", "cluster": {
-                "server": cluster.api_url(),
-                "certificate-authority": cluster.ca(),
-            }}],
-            "users": [{"name": "aviflow", "user": {"token": token.trim()}}],
-        });
         let path = self.home.path().join("kubeconfig");
-        fs::write(&path, config.to_string())?;
+        fs::write(&path, cluster.kubeconfig_with("test", account, token.trim()))?;
         Ok(path)
     }
 
@@ -265,10 +255,7 @@ impl Plane {
     /// # Errors
     /// If it fails; the error quotes it.
     pub fn ok(&self, args: &[&str]) -> Result<String> {
-        let out = self.aviflow(args)?;
-        let error = String::from_utf8_lossy(&out.stderr);
-        ensure!(out.status.success(), "`aviflow {}` ended with {}: {error}", args.join(" "), out.status);
-        Ok(String::from_utf8_lossy(&out.stdout).into_owned())
+        printed(args, &self.aviflow(args)?)
     }
 
     /// What a command says as JSON.

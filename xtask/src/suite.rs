@@ -16,6 +16,8 @@ use std::time::{Duration, Instant};
 enum Outcome {
     /// It ran; by the tests of its runner, or as one test of its own.
     Ran(Count),
+    /// It ran and tests failed, and this is what their runner said of them.
+    Failed(Count, String),
     /// It did not run, and why.
     Skipped(String),
 }
@@ -90,7 +92,7 @@ pub fn run(words: &[String]) -> Result<u8> {
         compiles &= !(failed && part.name == COMPILE);
         match &outcome {
             Ok(Outcome::Skipped(why)) => println!("skipped: {why}"),
-            Ok(Outcome::Ran(_)) => {}
+            Ok(Outcome::Ran(_) | Outcome::Failed(..)) => {}
             Err(error) => println!("{} failed: {error:#}", part.name),
         }
         println!("──── {}: {} in {} ────", part.name, word(&outcome), seconds(begun.elapsed()));
@@ -107,7 +109,7 @@ fn word(outcome: &Result<Outcome>) -> &'static str {
     match outcome {
         Ok(Outcome::Ran(count)) if count.failed == 0 => "passed",
         Ok(Outcome::Skipped(_)) => "skipped",
-        Ok(Outcome::Ran(_)) | Err(_) => "FAILED",
+        Ok(Outcome::Ran(_) | Outcome::Failed(..)) | Err(_) => "FAILED",
     }
 }
 
@@ -115,13 +117,20 @@ fn seconds(duration: Duration) -> String {
     format!("{:.1} s", duration.as_secs_f64())
 }
 
-/// Prints the table and the sum; returns the exit code.
+/// Prints what failed once more, as a long output hides it, the table and the sum; returns the exit code.
 fn report(rows: &[(&str, Result<Outcome>, Duration)]) -> u8 {
+    for (name, outcome, _) in rows {
+        match outcome {
+            Ok(Outcome::Failed(_, why)) => println!("\n──── what failed of {name} ────\n{why}"),
+            Ok(Outcome::Ran(_) | Outcome::Skipped(_)) => {}
+            Err(error) => println!("\n──── what failed of {name} ────\n{error:#}"),
+        }
+    }
     println!("\n{:<14} {:<8} {:>7} {:>7} {:>9}", "part", "result", "passed", "failed", "time");
     let mut all = Count::default();
     for (name, outcome, duration) in rows {
         let count = match outcome {
-            Ok(Outcome::Ran(count)) => *count,
+            Ok(Outcome::Ran(count) | Outcome::Failed(count, _)) => *count,
             Ok(Outcome::Skipped(_)) => Count { skipped: 1, ..Count::default() },
             Err(_) => Count { failed: 1, ..Count::default() },
         };

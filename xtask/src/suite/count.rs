@@ -56,6 +56,37 @@ impl Count {
     }
 }
 
+/// As much as is shown of one failure again.
+const LINES: usize = 60;
+
+/// What a runner said of each test that failed, or the end of its output if it named none.
+pub fn failures(output: &str) -> String {
+    let mut found: Vec<Vec<&str>> = Vec::new();
+    let mut within = false;
+    for line in output.lines() {
+        let cargo = line.starts_with("---- ") && line.ends_with("----");
+        let unittest = line.starts_with("FAIL: ") || line.starts_with("ERROR: ");
+        if cargo || unittest {
+            found.push(Vec::new());
+            within = true;
+        } else if line == "failures:" || line.starts_with("test result: ") || line.starts_with("Ran ") {
+            within = false;
+        }
+        if let (true, Some(failure)) = (within, found.last_mut()) {
+            failure.push(line);
+        }
+    }
+    if found.is_empty() {
+        let lines: Vec<&str> = output.lines().collect();
+        found.push(lines[lines.len().saturating_sub(LINES)..].to_vec());
+    }
+    let shown = found.iter().map(|lines| {
+        let cut = if lines.len() > LINES { "\n[…]" } else { "" };
+        lines[..lines.len().min(LINES)].join("\n").trim_end().to_owned() + cut
+    });
+    shown.collect::<Vec<_>>().join("\n\n")
+}
+
 /// The number that ends right before a word.
 fn before(line: &str, word: &str) -> u64 {
     let Some(at) = line.find(word) else { return 0 };
@@ -87,6 +118,18 @@ mod tests {
         let two = format!("{one}test result: FAILED. 3 passed; 2 failed; 0 ignored; 0 measured\n");
         check(&two, false, 15, 2, 1);
         check("error: could not compile `x`", false, 0, 1, 0);
+    }
+
+    #[test]
+    fn failures_are_found_again() {
+        let cargo = "running 2 tests\ntest a ... FAILED\n\nfailures:\n\n---- a stdout ----\nleft: 1\n\n---- b ----\n\
+                     right\n\n\nfailures:\n    a\n    b\n\ntest result: FAILED. 0 passed; 2 failed\nlater\n";
+        assert_eq!(failures(cargo), "---- a stdout ----\nleft: 1\n\n---- b ----\nright");
+        let python = "===\nFAIL: test_x (m.C)\n---\nTraceback\n\n---\nRan 3 tests in 1s\n\nFAILED (failures=1)\n";
+        assert_eq!(failures(python), "FAIL: test_x (m.C)\n---\nTraceback\n\n---");
+        assert_eq!(failures("error: could not compile"), "error: could not compile");
+        let long = format!("---- a ----\n{}", "x\n".repeat(100));
+        assert!(failures(&long).ends_with("x\n[…]") && failures(&long).lines().count() == LINES + 1);
     }
 
     #[test]

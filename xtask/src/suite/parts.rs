@@ -1,7 +1,7 @@
 //! What each part of the suite does.
 
 use super::Outcome;
-use super::count::Count;
+use super::count::{Count, failures};
 use crate::control::{self, Control, Profile};
 use crate::image::static_agent;
 use crate::proc::{Ran, cargo, command, must, target, tee, tee_unless_silent, which};
@@ -26,7 +26,8 @@ const SILENCE: Duration = Duration::from_secs(900);
 /// A runner that counts its tests.
 pub fn counted(command: &mut Command) -> Result<Outcome> {
     let Ran { ok, output } = tee_unless_silent(command, SILENCE)?;
-    Ok(Outcome::Ran(Count::read(&output, ok)))
+    let count = Count::read(&output, ok);
+    Ok(if count.failed == 0 { Outcome::Ran(count) } else { Outcome::Failed(count, failures(&output)) })
 }
 
 pub fn fmt() -> Result<Outcome> {

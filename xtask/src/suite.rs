@@ -52,6 +52,7 @@ const SOAK: Part = part("soak", true, parts::long_soak);
 const END_TO_END: Part = part("end to end", true, parts::end_to_end);
 const DEMO: Part = part("demo", true, parts::demo);
 const KUBE: Part = part("kube", true, parts::kube);
+const KUBE_FULL: Part = part("kube", true, parts::kube_full);
 const OLDER: Part = part("older agents", true, older::older);
 const DOCS: Part = part("docs", true, parts::docs);
 
@@ -68,7 +69,7 @@ fn chosen(words: &[String]) -> Result<Vec<Part>> {
             "local" => vec![BUILD, END_TO_END, DEMO, EXAMPLE],
             "kube" => vec![KUBE],
             "docs" => vec![TIDY, DOCS],
-            "full" => vec![FMT, TIDY, DENY, BUILD, CLIPPY, CARGO, HOOKS, SOAK, DEMO, EXAMPLE, KUBE, OLDER, DOCS],
+            "full" => vec![FMT, TIDY, DENY, BUILD, CLIPPY, CARGO, HOOKS, SOAK, DEMO, EXAMPLE, KUBE_FULL, OLDER, DOCS],
             other => bail!("there is no part `{other}`; there are unit, sim, local, kube, docs and full"),
         });
     }

@@ -55,13 +55,29 @@ impl Refused {
 ///
 /// # Errors
 /// With what the apiserver refuses for good.
-pub async fn persist<T, F: Future<Output = kube::Result<T>>>(mut request: impl FnMut() -> F) -> Result<T, Refused> {
+pub async fn persist<T, F: Future<Output = kube::Result<T>>>(request: impl FnMut() -> F) -> Result<T, Refused> {
+    until(request, |_| true).await
+}
+
+/// The same for what is to be done by nobody else, as the end of a pod: also a right that is missing is waited for.
+/// An apiserver that has just started knows of no rights for a moment, and answers with 403.
+///
+/// # Errors
+/// With what the apiserver refuses for good: there is no such object, or it is another by now.
+pub(crate) async fn insist<T, F: Future<Output = kube::Result<T>>>(request: impl FnMut() -> F) -> Result<T, Refused> {
+    until(request, |refused| !matches!(refused.code, 401 | 403)).await
+}
+
+async fn until<T, F: Future<Output = kube::Result<T>>>(
+    mut request: impl FnMut() -> F,
+    stays: impl Fn(&Refused) -> bool,
+) -> Result<T, Refused> {
     let mut pause = FIRST_PAUSE;
     loop {
         match request().await {
             Ok(done) => return Ok(done),
             Err(e) => {
-                if let Some(refused) = refusal(&e) {
+                if let Some(refused) = refusal(&e).filter(&stays) {
                     return Err(refused);
                 }
             }

@@ -1,6 +1,6 @@
 //! The one task of the body: it takes orders, and holds what is known of the cluster.
 
-use crate::api::persist;
+use crate::api::insist;
 use crate::books::Books;
 use crate::check::{self, Ground};
 use crate::cluster::{KubeConfig, Listed, Message};
@@ -426,7 +426,7 @@ async fn delete(client: Client, requests: Arc<Semaphore>, pod: PodRef, grace: Op
         ..DeleteParams::default()
     };
     // Whatever it refuses for good (it is gone, or another by now) leaves nothing to do.
-    let _ = persist(|| async { api.delete(&pod.name, &how).await.map(|_| ()) }).await;
+    let _ = insist(|| async { api.delete(&pod.name, &how).await.map(|_| ()) }).await;
 }
 
 fn lost(reason: &str) -> WorkerEvent {

@@ -4,7 +4,7 @@
 //! worker, belongs to no job, and is known to the books as Aviflow's own. Whoever asked sees its output, and ends it by
 //! going away; one whose control plane died is ended by kubelet, and replaced by the next check of its node.
 
-use crate::api::persist;
+use crate::api::{insist, persist};
 use crate::fate::{self, Fate};
 use crate::names;
 use crate::pod::Site;
@@ -221,7 +221,7 @@ async fn output(api: &Api<Pod>, name: &str, to: &mpsc::Sender<ExecFrame>) -> Opt
 async fn remove(api: &Api<Pod>, name: &str) {
     let now = DeleteParams { grace_period_seconds: Some(1), ..DeleteParams::default() };
     loop {
-        match persist(|| async { api.delete(name, &now).await.map(|_| ()) }).await {
+        match insist(|| async { api.delete(name, &now).await.map(|_| ()) }).await {
             // It is on its way out: kubelet tells the apiserver within a second or two.
             Ok(()) => tokio::time::sleep(Duration::from_millis(200)).await,
             Err(_) => return,

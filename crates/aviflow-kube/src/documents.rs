@@ -12,7 +12,7 @@ pub mod read;
 pub mod rule;
 pub mod standing;
 
-use crate::api::{Refused, persist};
+use crate::api::{Refused, insist, persist};
 use crate::names;
 use crate::object::{condition, conditions};
 use aviflow_api::admin::PoolSpec;
@@ -447,7 +447,7 @@ impl Documents {
             let nulls = with_nulls(last, &status);
             let patch = Patch::Merge(json!({"status": nulls}));
             // What is refused for good is an object that is gone.
-            let _ = persist(|| async { api.patch_status(&name.1, &how, &patch).await }).await;
+            let _ = insist(|| async { api.patch_status(&name.1, &how, &patch).await }).await;
             if let Some(known) = self.objects.get_mut(&name) {
                 known.written = Some((status, Instant::now()));
             }

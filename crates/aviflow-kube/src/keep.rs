@@ -5,7 +5,7 @@
 //! highest priority first, and job pods are above what has none. Invariant: what is kept of a node is a level; it is
 //! compared with what the watches say, and changed where it differs.
 
-use crate::api::persist;
+use crate::api::{insist, persist};
 use crate::body::Body;
 use crate::names;
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -77,7 +77,7 @@ fn holder_name(node: &str) -> String {
 async fn put_taint(api: &Api<Node>, name: &str, taint: bool) {
     loop {
         // A node that is gone needs none.
-        let Ok(node) = persist(|| async { api.get(name).await }).await else { return };
+        let Ok(node) = insist(|| async { api.get(name).await }).await else { return };
         let mut taints = node.spec.and_then(|s| s.taints).unwrap_or_default();
         taints.retain(|t| t.key != names::KEEP_TAINT);
         let mut taints = json!(taints);
@@ -87,7 +87,7 @@ async fn put_taint(api: &Api<Node>, name: &str, taint: bool) {
         // The list is one value: it is written only over the one that was read.
         let version = node.metadata.resource_version;
         let patch = Patch::Merge(json!({"metadata": {"resourceVersion": version}, "spec": {"taints": taints}}));
-        match persist(|| async { api.patch(name, &PatchParams::default(), &patch).await.map(|_| ()) }).await {
+        match insist(|| async { api.patch(name, &PatchParams::default(), &patch).await.map(|_| ()) }).await {
             Err(refused) if refused.is_conflict() => {}
             _ => return,
         }
@@ -133,7 +133,7 @@ impl Body {
             let (name, pod) = (holder_name(node), self.placeholder(node, &resource, gpus));
             tokio::spawn(async move {
                 if there || gpus == 0 {
-                    let _ = persist(|| async { api.delete(&name, &DeleteParams::default()).await.map(|_| ()) }).await;
+                    let _ = insist(|| async { api.delete(&name, &DeleteParams::default()).await.map(|_| ()) }).await;
                 }
                 // Its deletion, which takes a moment, wakes this again where another is wanted.
                 if !there && gpus > 0 {

@@ -20,7 +20,7 @@ mod status;
 pub use jobs::{Applied, Jobs, NotTaken, Submitting};
 pub use requests::ensure;
 
-use crate::api::{Refused, persist};
+use crate::api::{Refused, insist, persist};
 use crate::events::{self, Regarding, Tell};
 use crate::object;
 use aviflow_api::crd::TrainingJobStatus;
@@ -292,7 +292,7 @@ impl Mirror {
             let finalizers = json!({"metadata": {"finalizers": null}});
             let (how, patch) = (PatchParams::default(), Patch::Merge(&finalizers));
             // What is refused for good is an object that is gone.
-            let _ = persist(|| async { api.patch(&name.1, &how, &patch).await.map(|_| ()) }).await;
+            let _ = insist(|| async { api.patch(&name.1, &how, &patch).await.map(|_| ()) }).await;
             let _ = done.send(Done::Written(name));
         });
     }
@@ -383,7 +383,7 @@ impl Mirror {
         tokio::spawn(async move {
             let _turn = writes.acquire().await;
             // What is refused for good is an object that is gone.
-            let version = persist(|| write_status(&client, &name, &patch)).await.ok();
+            let version = insist(|| write_status(&client, &name, &patch)).await.ok();
             let _ = done.send(Done::Shown(name, version));
         });
     }

@@ -6,8 +6,10 @@ mod local;
 mod plane;
 mod said;
 mod things;
+mod writes;
 
 pub use local::Local;
 pub use plane::{LONGEST, Plane};
 pub use said::{BY_STATE, partitions};
 pub use things::{Phase, job, knows_the_kinds};
+pub use writes::{Side, Writes};

@@ -4,7 +4,7 @@ use crate::said::printed;
 use anyhow::{Context as _, Result, bail, ensure};
 use aviflow_image::aviflow::Parts;
 use aviflow_testcluster::{Cluster, until};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::fs::{self, File};
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -115,6 +115,42 @@ impl Plane {
         let path = self.home.path().join("kubeconfig");
         fs::write(&path, cluster.kubeconfig_with("test", account, token.trim()))?;
         Ok(path)
+    }
+
+    /// The kubeconfig that it runs with.
+    pub fn kubeconfig(&self) -> &Path {
+        &self.kubeconfig
+    }
+
+    /// Runs from its next start on with the apiserver at another address.
+    ///
+    /// # Errors
+    /// If its kubeconfig cannot be read or written.
+    pub fn reach_at(&mut self, server: &str) -> Result<()> {
+        let mut config: Value = serde_json::from_str(&fs::read_to_string(&self.kubeconfig)?)?;
+        config["clusters"][0]["cluster"] = json!({"server": server});
+        let path = self.home.path().join("kubeconfig.elsewhere");
+        fs::write(&path, config.to_string())?;
+        self.kubeconfig = path;
+        Ok(())
+    }
+
+    /// Runs from its next start on with this kubeconfig.
+    pub fn set_kubeconfig(&mut self, kubeconfig: PathBuf) {
+        self.kubeconfig = kubeconfig;
+    }
+
+    /// Its process, if it runs.
+    ///
+    /// # Errors
+    /// If it is not ours to wait for.
+    pub fn process(&mut self) -> Result<Option<u32>> {
+        let Some(child) = self.process.as_mut() else { return Ok(None) };
+        if child.try_wait()?.is_some() {
+            self.process = None;
+            return Ok(None);
+        }
+        Ok(Some(child.id()))
     }
 
     /// Where it keeps its state.

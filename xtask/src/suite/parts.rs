@@ -175,10 +175,22 @@ const ON_CLUSTERS: [&str; 2] = ["aviflow-testcluster", "aviflow-e2e-kube"];
 
 /// The tests on real clusters, one after the other.
 pub fn kube() -> Result<Outcome> {
+    on_clusters(false)
+}
+
+/// The same, with each of the control plane's writes as a moment to die, and not a few of them.
+pub fn kube_full() -> Result<Outcome> {
+    on_clusters(true)
+}
+
+fn on_clusters(full: bool) -> Result<Outcome> {
     if let Some(why) = setup::no_kube() {
         return Ok(Outcome::Skipped(why.to_owned()));
     }
     let mut tests = kube_tests()?;
+    if full {
+        tests.env("AVIFLOW_TEST_FULL", "1");
+    }
     tests.args(ON_CLUSTERS.iter().flat_map(|package| ["--package", package]));
     counted(tests.args(["--", "--ignored"]))
 }

@@ -65,15 +65,15 @@ pub fn a_new_driver_finds_a_node_empty(world: &mut World) -> Result<()> {
     logged(world, "upgraded", "1", "saved", 1)?;
     ensure!(counters(world, "upgraded")?["failures"] == 0, "it was no fault of the job");
     say("pod-restart-required")?;
-    world.cluster.apply(&world.job("both", 2, 1, "true").to_string())?;
+    world.cluster.apply(&world.job("both-drivers", 2, 1, "true").to_string())?;
     until("the node takes no work meanwhile", LONGEST, || {
         let shown = world.plane.ok(&["node", "ls"])?;
         Ok(shown.contains("the GPU Operator upgrades its driver (pod-restart-required)").then_some(()))
     })?;
     world.plane.ok(&["cancel", "upgraded"])?;
-    world.cluster.phase("both", "Queued")?;
+    world.cluster.phase("both-drivers", "Queued")?;
     say("upgrade-done")?;
-    world.cluster.phase("both", "Succeeded")?;
+    world.cluster.phase("both-drivers", "Succeeded")?;
     world.cluster.kubectl_ok(&["label", "node", &node, "nvidia.com/gpu-driver-upgrade-state-"])?;
     over(world, "upgraded")
 }
@@ -170,8 +170,8 @@ pub fn a_node_is_checked_before_it_takes_work_again(world: &mut World) -> Result
     ensure!(err.contains("its image cannot be pulled"), "{err}");
     ensure!(world.plane.json(&["node", "show", "hgx1"])?["condition"] == "Cordoned", "it did not pass");
     world.plane.ok(&["node", "check", "hgx1"])?;
-    world.cluster.apply(&world.job("both", 2, 8, "true").to_string())?;
-    world.cluster.phase("both", "Succeeded")?;
+    world.cluster.apply(&world.job("both-again", 2, 8, "true").to_string())?;
+    world.cluster.phase("both-again", "Succeeded")?;
     let system = world.cluster.get("/api/v1/namespaces/aviflow-system/pods")?;
     ensure!(!system.to_string().contains("aviflow-check-"), "nothing of it is left: {system}");
     balanced(world)

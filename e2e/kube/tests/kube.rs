@@ -10,6 +10,7 @@ use aviflow_testcluster::{Cluster, Options, images};
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 /// What most tests share. It starts with the first that needs it.
 pub struct World {
@@ -36,14 +37,25 @@ fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
     let shared = Shared::default();
+    let times = Arc::new(Mutex::new(Vec::new()));
     let trials = scenarios::ALL.iter().map(|(name, test)| {
-        let shared = Arc::clone(&shared);
-        let test = *test;
-        Trial::test(*name, move || on_shared(&shared, test).map_err(|e| Failed::from(format!("{e:#}"))))
-            .with_ignored_flag(true)
+        let (shared, times) = (Arc::clone(&shared), Arc::clone(&times));
+        let (name, test) = (*name, *test);
+        let run = move || {
+            let begun = Instant::now();
+            let ran = on_shared(&shared, test).map_err(|e| Failed::from(format!("{e:#}")));
+            times.lock().map_err(|_| "a test panicked")?.push((begun.elapsed(), name));
+            ran
+        };
+        Trial::test(name, run).with_ignored_flag(true)
     });
     let trials = trials.collect();
     let conclusion = libtest_mimic::run(&arguments, trials);
+    if let Ok(mut times) = times.lock() {
+        times.sort_unstable_by(|a, b| b.cmp(a));
+        let longest = times.iter().take(8).map(|(time, name)| format!("{name} {:.0} s", time.as_secs_f64()));
+        eprintln!("the longest: {}", longest.collect::<Vec<_>>().join(", "));
+    }
     if conclusion.has_failed()
         && let Ok(shared) = shared.lock()
         && let Some(world) = shared.as_ref()

@@ -88,18 +88,27 @@ impl Written {
         self.said && (self.phase, self.attempt) == (other.phase, other.attempt)
     }
 
-    /// Conditions as they are now: one that holds as before keeps the time since when.
+    /// Conditions as they are now: those that hold, and those that were written before. One that holds as before keeps
+    /// the time since when.
     fn conditions(&self, now: impl Iterator<Item = Condition>) -> Vec<Condition> {
-        let kept = |mut condition: Condition| {
-            let at = CONDITIONS.iter().position(|kind| format!("{kind:?}") == condition.kind);
-            if let Some((holds, since)) = at.and_then(|at| self.since[at])
-                && holds == (condition.status == ConditionStatus::True)
-            {
-                condition.last_transition_time = text(since);
-            }
-            condition
-        };
-        now.map(kept).collect()
+        // What never held is left out: the apiserver's work grows with each more than with all the rest of a status.
+        let told =
+            |condition: &Condition| condition.status == ConditionStatus::True || self.before(condition).is_some();
+        now.filter(told).map(|condition| self.since_when(condition)).collect()
+    }
+
+    /// Whether a condition held when it was written last, and since when, in seconds.
+    fn before(&self, condition: &Condition) -> Option<(bool, i64)> {
+        self.since[CONDITIONS.iter().position(|kind| format!("{kind:?}") == condition.kind)?]
+    }
+
+    fn since_when(&self, mut condition: Condition) -> Condition {
+        if let Some((before, since)) = self.before(&condition)
+            && before == (condition.status == ConditionStatus::True)
+        {
+            condition.last_transition_time = text(since);
+        }
+        condition
     }
 
     /// The status of an object that is refused.
@@ -107,7 +116,7 @@ impl Written {
         let refused = condition(ConditionType::Accepted, false, word, message, &now());
         TrainingJobStatus {
             observed_generation: generation,
-            conditions: self.conditions(std::iter::once(refused)),
+            conditions: vec![self.since_when(refused)],
             reason: Some(bounded(message)),
             ..TrainingJobStatus::default()
         }
@@ -293,7 +302,9 @@ mod tests {
             let condition = after.conditions.iter().find(|c| c.kind == kind).expect("the condition");
             condition.last_transition_time != "1970-01-01T00:16:40Z"
         };
-        assert!(moved("Queued") && moved("Succeeded") && !moved("Accepted") && !moved("Failed"));
+        assert!(moved("Queued") && moved("Succeeded") && !moved("Accepted"));
+        let kinds: Vec<&str> = after.conditions.iter().map(|c| c.kind.as_str()).collect();
+        assert_eq!(kinds, ["Accepted", "Queued", "Succeeded"], "what never held is absent");
     }
 
     #[test]

@@ -6,6 +6,7 @@ mod local;
 mod plane;
 mod said;
 mod things;
+pub mod tls;
 
 pub use local::Local;
 pub use plane::{LONGEST, Plane};

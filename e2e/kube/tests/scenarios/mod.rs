@@ -11,6 +11,7 @@ mod life;
 mod lost;
 mod observe;
 mod others;
+mod secured;
 mod teams;
 mod told;
 mod training;
@@ -76,6 +77,7 @@ pub const ALL: &[(&str, Test)] = &[
     ("a_pod_of_higher_priority_takes_a_workers_place", care::a_pod_of_higher_priority_takes_a_workers_place),
     ("a_node_that_is_removed_comes_back", care::a_node_that_is_removed_comes_back),
     ("a_node_is_checked_before_it_takes_work_again", care::a_node_is_checked_before_it_takes_work_again),
+    ("agents_say_nothing_without_tls", secured::agents_say_nothing_without_tls),
     ("a_control_plane_may_die_at_any_time", crashes::a_control_plane_may_die_at_any_time),
     ("the_apiserver_may_be_away", crashes::the_apiserver_may_be_away),
     ("a_lost_store_is_rebuilt", lost::a_lost_store_is_rebuilt),

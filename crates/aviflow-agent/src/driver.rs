@@ -11,6 +11,7 @@ use crate::link::Link;
 use crate::log::Source;
 use crate::machine::{Input, Machine, Output, Signal};
 use crate::peers::Peers;
+use crate::pinned::Pinned;
 use crate::protocol::{ExecOutput, FromAgent, LOG_CHUNK, WorkerSpec, files};
 use crate::ranks::{Lines, Now, Ranks};
 use crate::spool::{self, Spool};
@@ -57,6 +58,8 @@ struct Driver {
     guardian: File,
     signals: Signals,
     link: Link,
+    /// Why the control plane was refused last; said once.
+    refused: Option<String>,
     hooks: Hooks,
     peers: Peers,
     machine: Machine,
@@ -102,9 +105,13 @@ impl Driver {
             complain(&format!("peers cannot ask this agent: {e}; without the control plane the gang will stop"));
             Peers::silent(&spec)
         });
+        let pinned = spec.authority.as_deref().map(Pinned::to).transpose();
+        let pinned =
+            pinned.map_err(|e| format!("the control plane's authority in the worker's spec is of no use: {e}"))?;
         let spool = Spool::open(spool::Folder::new(folder.join(files::LOG)), spec.log_buffer, spec.first_rank);
         Ok(Self {
-            link: Link::new(spec.control.clone()),
+            link: Link::new(spec.control.clone(), pinned),
+            refused: None,
             machine: Machine::new(spec.clone(), pid),
             spec,
             folder,
@@ -253,6 +260,10 @@ impl Driver {
         if self.link.is_open() {
             let now = self.now().0;
             self.link.close(now);
+            if let Some(why) = self.link.refusal().filter(|why| self.refused.as_ref() != Some(why)) {
+                complain(&format!("what answers in the control plane's place is not taken for it: {why}"));
+                self.refused = Some(why);
+            }
             self.ship = None;
             self.inputs.push_back(Input::Closed);
         }

@@ -27,6 +27,7 @@ pub mod log;
 pub mod machine;
 pub mod output;
 pub mod peers;
+pub mod pinned;
 pub mod process;
 pub mod protocol;
 pub mod ranks;

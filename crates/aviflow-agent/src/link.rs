@@ -3,7 +3,11 @@
 //! It is tried again for ever, after 50 ms, then twice as long, up to 2 s. A
 //! TCP connection counts as open while it is being made; if it fails, it is
 //! lost like any other.
+//!
+//! Where the worker's spec has the certificate of an authority, nothing is said or heard but within TLS, with who
+//! has a certificate of that authority.
 
+use crate::pinned::{Pinned, Secured};
 use crate::protocol::{Endpoint, FromAgent, MAX_LINE, ToAgent, wire};
 use crate::sys::{self, Poll};
 use std::fs::File;
@@ -20,7 +24,13 @@ const MAX_WAITING: usize = 16 << 20;
 #[derive(Debug)]
 pub struct Link {
     endpoint: Endpoint,
+    /// By what the control plane is known, where it must prove who it is.
+    pinned: Option<Pinned>,
     stream: Option<File>,
+    /// What is said within the stream, where it is within TLS.
+    secured: Option<Secured>,
+    /// Why the last one was no good, until somebody asks.
+    refusal: Option<String>,
     read: Vec<u8>,
     write: Vec<u8>,
     written: usize,
@@ -32,10 +42,13 @@ pub struct Link {
 impl Link {
     /// A connection that is not open yet.
     #[must_use]
-    pub fn new(endpoint: Endpoint) -> Self {
+    pub fn new(endpoint: Endpoint, pinned: Option<Pinned>) -> Self {
         Self {
             endpoint,
+            pinned,
             stream: None,
+            secured: None,
+            refusal: None,
             read: Vec::new(),
             write: Vec::new(),
             written: 0,
@@ -72,9 +85,17 @@ impl Link {
                 }
             },
         };
-        match opened {
-            Ok(stream) => self.stream = Some(File::from(stream)),
-            Err(_) => self.close(now),
+        let secured = self.pinned.as_ref().map(Pinned::begin).transpose();
+        match (opened, secured) {
+            (Ok(stream), Ok(secured)) => {
+                self.stream = Some(File::from(stream));
+                self.secured = secured;
+            }
+            (_, Err(why)) => {
+                self.refusal = Some(why);
+                self.close(now);
+            }
+            (Err(_), _) => self.close(now),
         }
         self.is_open()
     }
@@ -82,6 +103,7 @@ impl Link {
     /// Closes it, to be tried again after the pause.
     pub fn close(&mut self, now: u64) {
         self.stream = None;
+        self.secured = None;
         self.read.clear();
         self.write.clear();
         self.written = 0;
@@ -89,10 +111,17 @@ impl Link {
         self.pause = (self.pause * 2).min(LAST_PAUSE_MS);
     }
 
+    /// Why the control plane was not taken for the one that it is to be, once.
+    pub fn refusal(&mut self) -> Option<String> {
+        self.refusal.take()
+    }
+
     /// Adds it to what is waited for.
     pub fn watch(&mut self, poll: &mut Poll) {
+        // What TLS holds back until the other end has answered must not wake anybody.
+        let writes = self.secured.as_ref().map_or(self.waiting() > 0, Secured::writes);
         self.place = match &self.stream {
-            Some(stream) => poll.add(stream, true, self.waiting() > 0),
+            Some(stream) => poll.add(stream, true, writes),
             None => usize::MAX,
         };
     }
@@ -119,6 +148,15 @@ impl Link {
     /// Writes what can be written; false if the connection is lost.
     pub fn flush(&mut self) -> bool {
         let Some(stream) = &mut self.stream else { return true };
+        if let Some(secured) = &mut self.secured {
+            match secured.flush(stream, &self.write[self.written..]) {
+                Ok(taken) => self.written += taken,
+                Err(_) => return false,
+            }
+            self.write.drain(..self.written);
+            self.written = 0;
+            return self.write.len() <= MAX_WAITING;
+        }
         while self.written < self.write.len() {
             match stream.write(&self.write[self.written..]) {
                 Ok(0) => return false,
@@ -138,8 +176,16 @@ impl Link {
         let Some(stream) = &mut self.stream else { return true };
         let mut buffer = [0; 16 << 10];
         let mut open = true;
-        for _ in 0..64 {
-            match stream.read(&mut buffer) {
+        for round in 0.. {
+            // What TLS has taken from the network wakes nobody.
+            if round >= 64 && !self.secured.as_ref().is_some_and(Secured::holds) {
+                break;
+            }
+            let read = match &mut self.secured {
+                Some(secured) => secured.read(stream, &mut buffer),
+                None => stream.read(&mut buffer),
+            };
+            match read {
                 Ok(0) => open = false,
                 Ok(n) => {
                     self.read.extend_from_slice(&buffer[..n]);
@@ -149,7 +195,10 @@ impl Link {
                 }
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
-                Err(_) => open = false,
+                Err(e) => {
+                    self.refusal = self.secured.is_some().then(|| e.to_string()).filter(|_| is_refusal(&e));
+                    open = false;
+                }
             }
             break;
         }
@@ -165,3 +214,11 @@ impl Link {
         open && self.read.len() <= MAX_LINE
     }
 }
+
+/// Whether a connection ended because of what the other end is, and not of the network.
+fn is_refusal(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::InvalidData
+}
+
+#[cfg(test)]
+mod tests;

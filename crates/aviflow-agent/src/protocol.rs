@@ -1,7 +1,7 @@
 //! What an agent and the control plane say to each other.
 //!
 //! One outbound stream of the agent (a Unix socket on one machine, TCP in a
-//! cluster); JSON, one message a line, at most [`MAX_LINE`] bytes. The agent
+//! cluster, there within TLS); JSON, one message a line, at most [`MAX_LINE`] bytes. The agent
 //! begins with [`FromAgent::Hello`]; nothing else is read before
 //! [`ToAgent::Welcome`]. Everything may be said again after a reconnection:
 //! events are numbered and kept by the agent until they are acknowledged, log
@@ -31,6 +31,9 @@
 //! | 1 | all but the following |
 //! | 2 | [`ToAgent::Refused`], [`Event::Leaving`] |
 //!
+//! TLS is beneath all this and of no version: agents that were launched with an authority speak within it, those of
+//! before without, and the control plane takes both on one port.
+//!
 //! The tests hold lines of each version, and the control plane's end replays whole conversations of them.
 
 use serde::{Deserialize, Serialize};
@@ -55,6 +58,9 @@ pub const MAX_LINE: usize = 1 << 20;
 
 /// Log bytes in one message at most, before encoding.
 pub const LOG_CHUNK: usize = 64 << 10;
+
+/// The name of a control plane in its certificate, by which agents ask for it whatever its address is.
+pub const CONTROL_PLANE: &str = "control-plane.aviflow.internal";
 
 /// Files in a worker's folder, written by the control plane (`worker.json`) and the agent (the rest).
 pub mod files {
@@ -107,6 +113,10 @@ pub struct WorkerSpec {
     pub token_file: Option<PathBuf>,
     /// Where the control plane listens.
     pub control: Endpoint,
+    /// The certificate in PEM of the authority by which it is known there, and by nothing else; none where TLS is not
+    /// spoken, as on one machine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub authority: Option<String>,
     /// The address under which the other workers of the gang reach this node.
     pub host: String,
     /// The program and its arguments.

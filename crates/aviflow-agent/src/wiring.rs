@@ -160,6 +160,7 @@ pub(crate) mod tests {
             node: "n7".into(),
             token: "secret".into(),
             control: Endpoint::Unix("/run/control.sock".into()),
+            authority: None,
             host: "10.0.0.2".into(),
             run: vec!["torchrun".into(), "train.py".into()],
             cwd: "/".into(),

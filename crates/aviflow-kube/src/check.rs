@@ -238,6 +238,7 @@ mod tests {
         let site = Site {
             agents: "10.0.0.1:8081".into(),
             depot: "http://10.0.0.1:8082".into(),
+            authority: None,
             image: "aviflow".into(),
             priority_class: "aviflow-jobs".into(),
             log_buffer: 0,

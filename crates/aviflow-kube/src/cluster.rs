@@ -12,16 +12,16 @@ use crate::keep::Keeping;
 use crate::mounts::Trouble;
 use crate::observe::Sightings;
 use crate::pod;
-use crate::site::{Held, PodRef, Pods};
+use crate::site::{Agents, Held, PodRef, Pods};
 use aviflow_api::rest::{ExecFrame, Observed};
 use aviflow_engine::ports::{Cluster, Observation, Stamped};
 use aviflow_engine::telemetry::{StreamKey, Telemetry};
 use aviflow_link::{Durable, ExecError, ExecStream, Workers};
+use aviflow_tls::Listener;
 use kube::Client;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::AbortHandle;
 
@@ -50,9 +50,9 @@ pub struct KubeConfig {
 /// Where pods reach the control plane.
 pub struct Listeners {
     /// For agents.
-    pub agents: TcpListener,
+    pub agents: Listener,
     /// For code.
-    pub depot: TcpListener,
+    pub depot: Listener,
 }
 
 /// A Kubernetes cluster. Dropping it ends what belongs to the control plane and leaves pods alone.
@@ -134,7 +134,7 @@ impl KubeCluster {
             config,
         };
         let tasks = vec![
-            runtime.spawn(aviflow_link::listen(workers.clone(), listeners.agents)).abort_handle(),
+            runtime.spawn(aviflow_link::listen(workers.clone(), Agents(listeners.agents))).abort_handle(),
             runtime.spawn(depot::serve(workers.clone(), objects, listeners.depot)).abort_handle(),
             runtime.spawn(body.run(messages)).abort_handle(),
         ];

@@ -4,6 +4,7 @@
 
 use crate::site::{self, Pods};
 use aviflow_link::Workers;
+use aviflow_tls::Listener;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Path, State};
@@ -12,7 +13,6 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use std::path::PathBuf;
 use std::sync::Arc;
-use tokio::net::TcpListener;
 use tokio_util::io::ReaderStream;
 
 /// Finds an object (a code archive) by its SHA-256.
@@ -24,7 +24,7 @@ struct Depot {
 }
 
 /// Serves until the task is aborted.
-pub(crate) async fn serve(workers: Arc<Workers<Pods>>, objects: Objects, listener: TcpListener) {
+pub(crate) async fn serve(workers: Arc<Workers<Pods>>, objects: Objects, listener: Listener) {
     let router = Router::new().route("/code/{sha256}", get(code)).with_state(Arc::new(Depot { workers, objects }));
     // It ends with the listener alone.
     let _ = axum::serve(listener, router).await;

@@ -5,6 +5,7 @@
 pub mod collect;
 pub mod judge;
 
+use crate::authority;
 use crate::lease;
 use crate::profile::Profile;
 use aviflow_api::crd::GROUP;
@@ -139,6 +140,10 @@ const OWN_ROLE: &[OwnRight] = &[
     ("coordination.k8s.io", "leases", &["create"], None),
     ("coordination.k8s.io", "leases", &["get", "update"], Some(lease::NAME)),
     ("", "pods/log", &["get"], None),
+    ("", "secrets", &["create"], None),
+    ("", "configmaps", &["create"], None),
+    ("", "secrets", &["get"], Some(authority::SECRET)),
+    ("", "configmaps", &["get", "update"], Some(authority::CONFIG_MAP)),
 ];
 
 /// All rights of the control plane.

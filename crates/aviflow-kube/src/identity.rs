@@ -1,4 +1,4 @@
-//! Who a token's holder is, and what he may: the apiserver says both.
+//! Who the holder of a token or of a certificate is, and what he may: the apiserver says it.
 //!
 //! Answers are kept for a short time, so that a burst of requests is one question. What was taken from
 //! somebody is therefore gone after [`KEPT`] at the latest, and what was given is there after [`REFUSED`].
@@ -6,8 +6,10 @@
 //! Invariants: no token is kept, only its hash; the account of job pods is nobody, whatever rights
 //! somebody may have given to it; what the apiserver does not answer is neither yes nor no.
 
+use crate::certified::{Clients, Uncertified};
 use crate::names;
 use aviflow_api::rights::{Identity, Right};
+use aviflow_tls::CertificateDer;
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec};
 use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
 use kube::api::PostParams;
@@ -33,16 +35,17 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// The apiserver as the one who knows people and their rights.
 pub struct Reviews {
     client: Client,
+    clients: Option<Arc<Clients>>,
     tokens: Mutex<Cache<[u8; 32], Option<Arc<Identity>>>>,
     rights: Mutex<Cache<(Arc<Identity>, Right), bool>>,
     turns: Semaphore,
 }
 
 impl Reviews {
-    /// Asks this apiserver.
+    /// Asks this apiserver; certificates count where it is known which ones do.
     #[must_use]
-    pub fn new(client: Client) -> Reviews {
-        Reviews { client, tokens: Mutex::default(), rights: Mutex::default(), turns: Semaphore::new(AT_ONCE) }
+    pub fn new(client: Client, clients: Option<Arc<Clients>>) -> Reviews {
+        Reviews { client, clients, tokens: Mutex::default(), rights: Mutex::default(), turns: Semaphore::new(AT_ONCE) }
     }
 
     /// Whose a token is; none if it is nobody's, or a job pod's.
@@ -68,6 +71,15 @@ impl Reviews {
         let kept = if identity.is_some() { KEPT } else { REFUSED };
         locked(&self.tokens).put(hash, identity.clone(), kept, Instant::now());
         Ok(identity)
+    }
+
+    /// Whose a client certificate is, which is the first of these, with those above it.
+    ///
+    /// # Errors
+    /// With why it is nobody's.
+    pub fn certified(&self, chain: &[CertificateDer<'_>]) -> Result<Arc<Identity>, Uncertified> {
+        let none = || Uncertified::Refused("this control plane takes none".to_owned());
+        self.clients.as_ref().ok_or_else(none)?.who(chain).map(Arc::new)
     }
 
     /// Whether somebody has a right.
@@ -115,7 +127,7 @@ fn identity_of(review: TokenReview) -> Option<Identity> {
     let ours = asked.is_empty() || status.audiences.is_some_and(|a| a.iter().any(|a| asked.contains(a)));
     let user = status.user.filter(|_| ours)?;
     let name = user.username.filter(|name| !name.is_empty())?;
-    if is_job_pod(&name) {
+    if names::is_job_pod(&name) {
         return None;
     }
     Some(Identity {
@@ -124,12 +136,6 @@ fn identity_of(review: TokenReview) -> Option<Identity> {
         groups: user.groups.unwrap_or_default(),
         extra: user.extra.unwrap_or_default(),
     })
-}
-
-/// Whether a name is that of the account of job pods, of whichever namespace.
-fn is_job_pod(user: &str) -> bool {
-    let account = user.strip_prefix("system:serviceaccount:").and_then(|rest| rest.split_once(':'));
-    account.is_some_and(|(_, name)| name == names::JOB_ACCOUNT)
 }
 
 /// The question whether somebody has a right.

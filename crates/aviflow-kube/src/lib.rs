@@ -21,6 +21,8 @@
 //! | [`api`] | requests to the apiserver, tried again where that is safe |
 //! | [`site`] | who an agent is |
 //! | [`identity`] | who asks through the API, and what he may |
+//! | [`certified`] | who comes with a client certificate, and the certificate that an administrator gives |
+//! | [`authority`] | the control plane's own authority, as the cluster keeps it |
 //! | [`lease`] | which of several control planes takes the store |
 //! | [`reach`] | the way from a person's machine to the control plane |
 //! | [`own`] | the control plane's own pod |
@@ -39,8 +41,10 @@
 //! a worker that was heard of; nothing is chosen here.
 
 pub mod api;
+pub mod authority;
 mod body;
 pub mod books;
+pub mod certified;
 pub mod check;
 pub mod cluster;
 mod create;

@@ -75,6 +75,13 @@ pub fn worker(labels: &BTreeMap<String, String>) -> Option<StreamKey> {
     })
 }
 
+/// Whether a name is that of the account of job pods, of whichever namespace.
+#[must_use]
+pub fn is_job_pod(user: &str) -> bool {
+    let account = user.strip_prefix("system:serviceaccount:").and_then(|rest| rest.split_once(':'));
+    account.is_some_and(|(_, name)| name == JOB_ACCOUNT)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -40,8 +40,10 @@ pub const DEPOT: &str = "AVIFLOW_DEPOT";
 pub struct Site {
     /// Host and port where agents connect.
     pub agents: String,
-    /// `http://` host and port where code comes from.
+    /// `https://` (`http://` without an authority), host and port where code comes from.
     pub depot: String,
+    /// The certificate in PEM of the authority by which the control plane is known at both.
+    pub authority: Option<String>,
     /// The image with this program.
     pub image: String,
     /// The priority class of pods whose pool names none.
@@ -271,6 +273,7 @@ fn worker_spec(record: &JobRecord, share: &Share, profile: &Profile, site: &Site
         token: String::new(),
         token_file: Some(PathBuf::from(TOKEN)),
         control: Endpoint::Tcp(site.agents.clone()),
+        authority: site.authority.clone(),
         host: String::new(),
         run: image.iter().flat_map(|i| &i.prefix).chain(&spec.run).cloned().collect(),
         cwd: PathBuf::from(CODE),

@@ -2,14 +2,20 @@
 //! reaches it, to the pod behind the control plane's Service.
 //!
 //! Connections to a port of this machine's loopback go there each on its own. What comes in carries the
-//! person's token, which the control plane has the apiserver review; nothing is trusted for its way in.
+//! person's token, which the control plane has the apiserver review, or shows his certificate; nothing is trusted for
+//! its way in. Where the Service says that TLS is spoken, the control plane is known by the authority that it has
+//! published in its cluster.
 
+use crate::authority;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use k8s_openapi::api::core::v1::{Pod, Service};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::api::{ListParams, Portforwarder};
 use kube::client::{Body, ConfigExt as _};
-use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::config::{AuthInfo, KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
+use secrecy::ExposeSecret as _;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use tokio::net::{TcpListener, TcpStream};
@@ -17,6 +23,8 @@ use tower::{Layer as _, ServiceExt as _};
 
 /// The port of a Service that is the API.
 const PORT: &str = "api";
+/// What its `appProtocol` is where TLS is spoken.
+const HTTPS: &str = "https";
 
 /// A cluster as a person reaches it.
 pub struct Way {
@@ -25,6 +33,24 @@ pub struct Way {
     pub namespace: String,
     /// His token; none where he shows a certificate instead.
     pub token: Option<String>,
+    /// His certificate, if he has one.
+    pub certificate: Option<Certificate>,
+}
+
+/// A client certificate of a kubeconfig.
+pub struct Certificate {
+    /// It and those above it, in PEM.
+    pub chain: Vec<u8>,
+    /// Its key, in PEM.
+    pub key: Vec<u8>,
+}
+
+/// A control plane as it is reached.
+pub struct Reached {
+    /// An address of this machine that leads there.
+    pub address: SocketAddr,
+    /// The certificate of its authority in PEM, where it speaks TLS.
+    pub authority: Option<String>,
 }
 
 impl Way {
@@ -41,17 +67,22 @@ impl Way {
         };
         let config = config.map_err(|e| format!("the kubeconfig cannot be used: {e}"))?;
         let token = token(&config).await?;
+        let certificate = certificate(&config.auth_info)?;
         let namespace = config.default_namespace.clone();
         let client = Client::try_from(config).map_err(|e| format!("the cluster cannot be reached: {e}"))?;
-        Ok(Way { client, namespace, token })
+        Ok(Way { client, namespace, token, certificate })
     }
 
     /// Listens on this machine, for the control plane behind a Service, as long as the runtime lives.
     ///
     /// # Errors
     /// If the Service has no pod that is ready, or may not be looked at, or the way to the pod is refused.
-    pub async fn listen(self, namespace: &str, service: &str) -> Result<SocketAddr, String> {
-        let (pod, port) = self.behind(namespace, service).await?;
+    pub async fn listen(self, namespace: &str, service: &str) -> Result<Reached, String> {
+        let (pod, port, tls) = self.behind(namespace, service).await?;
+        let authority = match tls {
+            true => Some(authority::published(&self.client, namespace).await?),
+            false => None,
+        };
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await;
         let listener = listener.map_err(|e| format!("no port of this machine can be had: {e}"))?;
         let address = listener.local_addr().map_err(|e| e.to_string())?;
@@ -75,11 +106,11 @@ impl Way {
                 });
             }
         });
-        Ok(address)
+        Ok(Reached { address, authority })
     }
 
-    /// A pod of a Service that is ready, and its port.
-    async fn behind(&self, namespace: &str, service: &str) -> Result<(String, u16), String> {
+    /// A pod of a Service that is ready, its port, and whether TLS is spoken there.
+    async fn behind(&self, namespace: &str, service: &str) -> Result<(String, u16, bool), String> {
         let failed = |what: &str, e: kube::Error| {
             let why = match e {
                 kube::Error::Api(status) => status.message.clone(),
@@ -96,12 +127,13 @@ impl Way {
         let (Some(port), false) = (port, selector.is_empty()) else {
             return Err(format!("the Service {namespace}/{service} is not that of a control plane"));
         };
+        let tls = port.app_protocol.as_deref() == Some(HTTPS);
         let target = port.target_port.unwrap_or(IntOrString::Int(port.port));
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
         let listed = pods.list(&ListParams::default().labels(&selector.join(","))).await;
         let listed = listed.map_err(|e| failed("the pods", e))?;
         let ready = listed.items.iter().filter(|pod| is_ready(pod));
-        let mut there = ready.filter_map(|pod| Some((pod.metadata.name.clone()?, port_of(pod, &target)?)));
+        let mut there = ready.filter_map(|pod| Some((pod.metadata.name.clone()?, port_of(pod, &target)?, tls)));
         there.next().ok_or_else(|| format!("no pod of the control plane, {namespace}/{service}, is ready"))
     }
 }
@@ -118,6 +150,31 @@ async fn token(config: &Config) -> Result<Option<String>, String> {
     let headers = layer.layer(seen).oneshot(request).await.map_err(|e| failed(e.to_string()))?.into_body();
     let value = headers.get(http::header::AUTHORIZATION).and_then(|value| value.to_str().ok());
     Ok(value.and_then(|value| value.strip_prefix("Bearer ")).map(|token| token.trim().to_owned()))
+}
+
+/// The certificate with which a kubeconfig speaks to its apiserver, where it has one itself.
+fn certificate(user: &AuthInfo) -> Result<Option<Certificate>, String> {
+    let read = |what: &str, data: Option<&str>, path: Option<&String>| match (data, path) {
+        (Some(data), _) => {
+            STANDARD.decode(data.trim()).map(Some).map_err(|_| format!("the kubeconfig's `{what}-data` is no base64"))
+        }
+        (None, Some(path)) => {
+            std::fs::read(path).map(Some).map_err(|e| format!("the kubeconfig's `{what}`, {path}, cannot be read: {e}"))
+        }
+        (None, None) => Ok(None),
+    };
+    let data = user.client_certificate_data.as_deref();
+    let chain = read("client-certificate", data, user.client_certificate.as_ref())?;
+    let data = user.client_key_data.as_ref().map(|key| key.expose_secret());
+    let key = read("client-key", data, user.client_key.as_ref())?;
+    match (chain, key) {
+        (Some(chain), Some(key)) => Ok(Some(Certificate { chain, key })),
+        (None, None) => Ok(None),
+        (Some(_), None) => Err("the kubeconfig has a client certificate without its key".to_owned()),
+        (None, Some(_)) => {
+            Err("the kubeconfig has the key of a client certificate, and not the certificate".to_owned())
+        }
+    }
 }
 
 fn is_ready(pod: &Pod) -> bool {
@@ -178,6 +235,27 @@ mod tests {
         assert_eq!(token_of(json!({"username": "ann", "password": "secret"})).await, Ok(None));
         let failing = json!({"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "false"}});
         assert!(token_of(failing).await.unwrap_err().contains("gives no token"));
+    }
+
+    #[test]
+    fn the_certificate_is_that_of_the_kubeconfig() {
+        let folder = std::env::temp_dir().join(format!("aviflow-reach-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(folder.join("key"), "of a file").unwrap();
+        let of = |user: serde_json::Value| {
+            let found = certificate(&serde_json::from_value(user).unwrap());
+            found.map(|found| found.map(|c| [c.chain, c.key].map(|part| String::from_utf8(part).unwrap())))
+        };
+        assert_eq!(of(json!({"token": "abc"})), Ok(None));
+        let (data, key) = (STANDARD.encode("inline"), folder.join("key"));
+        let both = of(json!({"client-certificate-data": data, "client-key": key}));
+        assert_eq!(both, Ok(Some(["inline", "of a file"].map(str::to_owned))));
+        let error = |user| of(user).unwrap_err();
+        assert!(error(json!({"client-certificate-data": data})).contains("without its key"));
+        assert!(error(json!({"client-key-data": data})).contains("not the certificate"));
+        assert!(error(json!({"client-certificate-data": "?"})).contains("is no base64"));
+        assert!(error(json!({"client-certificate": folder.join("none")})).contains("cannot be read"));
+        std::fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]

@@ -5,10 +5,11 @@ use aviflow_agent::protocol::Ended;
 use aviflow_core::model::{JobId, Term};
 use aviflow_engine::telemetry::StreamKey;
 use aviflow_link::Hello;
+use aviflow_tls::{Listener, Stream};
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec};
 use kube::{Api, Client};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// This cluster, as the agents' connections ask for it.
 pub struct Pods {
@@ -64,6 +65,18 @@ pub(crate) type Worker = aviflow_link::Worker<Own>;
 /// Whether an agent ever spoke for a worker: from then on ranks may run.
 pub(crate) fn heard(worker: &Worker) -> bool {
     worker.own.heard || worker.link.is_some()
+}
+
+/// Where agents connect: with TLS, or, those of a version before it, without.
+pub(crate) struct Agents(pub(crate) Listener);
+
+impl aviflow_link::Listener for Agents {
+    type Stream = Stream;
+    const PING: Option<Duration> = aviflow_link::ACROSS_A_NETWORK;
+
+    async fn accept(&self) -> std::io::Result<Stream> {
+        Ok(self.0.accept().await?.0)
+    }
 }
 
 impl aviflow_link::Site for Pods {

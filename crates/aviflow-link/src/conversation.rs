@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader, ReadHalf, WriteHalf};
-use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -40,8 +40,8 @@ const LOG_PAUSE: Duration = Duration::from_secs(1);
 /// Pieces of log that wait for the disk.
 const LOG_QUEUE: usize = 32;
 
-/// How often an agent across a network is asked whether it is still there.
-const PING: Duration = Duration::from_secs(5);
+/// How often an agent across a network is asked whether it is still there: [`Listener::PING`] of one.
+pub const ACROSS_A_NETWORK: Option<Duration> = Some(Duration::from_secs(5));
 
 /// Where agents connect.
 pub trait Listener: Send + Sync + 'static {
@@ -60,17 +60,6 @@ impl Listener for UnixListener {
 
     async fn accept(&self) -> io::Result<UnixStream> {
         Ok(UnixListener::accept(self).await?.0)
-    }
-}
-
-impl Listener for TcpListener {
-    type Stream = TcpStream;
-    const PING: Option<Duration> = Some(PING);
-
-    async fn accept(&self) -> io::Result<TcpStream> {
-        let (stream, _) = TcpListener::accept(self).await?;
-        stream.set_nodelay(true)?;
-        Ok(stream)
     }
 }
 
@@ -292,7 +281,8 @@ async fn write_all<T: AsyncWrite>(mut write: WriteHalf<T>, mut receiver: mpsc::U
         while let Ok(message) = receiver.try_recv() {
             batch.extend(wire::line(&message));
         }
-        if write.write_all(&batch).await.is_err() {
+        // TLS holds back what the network does not take at once.
+        if write.write_all(&batch).await.is_err() || write.flush().await.is_err() {
             return;
         }
         batch.clear();

@@ -20,7 +20,7 @@ pub mod exec;
 mod pings;
 pub mod roster;
 
-pub use conversation::{Listener, listen};
+pub use conversation::{ACROSS_A_NETWORK, Listener, listen};
 pub use exec::{ExecError, ExecStream};
 pub use roster::{Durable, Hello, Link, Site, State, Worker, Workers};
 

@@ -61,6 +61,7 @@ pub(crate) fn worker_spec(
         node: share.node.clone(),
         token,
         control: Endpoint::Unix(site.socket.to_owned()),
+        authority: None,
         host: "127.0.0.1".to_owned(),
         run: spec.run.clone(),
         cwd,

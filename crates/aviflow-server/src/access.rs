@@ -1,19 +1,22 @@
 //! Who asks, on whose behalf, and what he may.
 //!
-//! There are two ways in. Whoever holds the token of the control plane's own folder could read the store
+//! There are three ways in. Whoever holds the token of the control plane's own folder could read the store
 //! too, so he may everything, and is believed about the user's name. Where there are [`Identities`], any
-//! other token says by itself whose it is, and each request needs the rights that `routes` names for it.
+//! other token says by itself whose it is, and so does a certificate whose key the client has proven to have; each
+//! request then needs the rights that `routes` names for it.
 //!
 //! Invariants: the user of an identity never comes from the client; a route that names no right is not
-//! served to an identity; what cannot be asked now is refused and not allowed.
+//! served to an identity; what cannot be asked now is refused and not allowed; who shows a certificate is whom it
+//! names, or nobody: no token makes up for one that does not hold.
 
 use crate::app::App;
-use crate::auth::{Loopback, host};
+use crate::auth::{Origin, host};
 use crate::error::Failure;
 use crate::names::NAMESPACE;
 use crate::routes::{self, Needs};
 use aviflow_api::crd::GROUP;
 use aviflow_api::rights::{Identity, Right, Verb};
+use aviflow_tls::CertificateDer;
 use axum::extract::{FromRequestParts, MatchedPath, RawPathParams, Request, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, header};
@@ -29,10 +32,14 @@ const USER_HEADER: &str = "x-aviflow-user";
 /// Names the namespace in which a bare name means a job, and into which is submitted.
 const NAMESPACE_HEADER: &str = "x-aviflow-namespace";
 
-/// Who a token's holder is and what he may, where others know it.
+/// Who the holder of a token or of a certificate is and what he may, where others know it.
 pub trait Identities: Send + Sync {
     /// Whose a token is; none if it is nobody's.
     fn authenticate<'a>(&'a self, token: &'a str) -> Asked<'a, Option<Arc<Identity>>>;
+
+    /// Whose a certificate is, which is the first of these, with those above it; or why it is nobody's, as a sentence
+    /// goes on after `the client certificate is refused: `.
+    fn certified<'a>(&'a self, chain: &'a [CertificateDer<'static>]) -> Asked<'a, Result<Arc<Identity>, String>>;
 
     /// Whether he has a right.
     fn may<'a>(&'a self, identity: &'a Arc<Identity>, right: &'a Right) -> Asked<'a, bool>;
@@ -169,8 +176,8 @@ pub(crate) async fn guard(State(app): State<Arc<App>>, request: Request, next: N
 
 async fn admit(app: &App, parts: &mut Parts) -> Result<Caller, Failure> {
     host(app, &parts.headers)?;
-    let Loopback(here) = Loopback::from_request_parts(parts, &()).await?;
-    let identity = identity(app, &parts.headers, here).await?;
+    let from = Origin::from_request_parts(parts, &()).await?;
+    let identity = identity(app, &parts.headers, &from).await?;
     let user = match &identity {
         Some(identity) => identity.user.clone(),
         None => said_user(&parts.headers)?,
@@ -185,13 +192,22 @@ async fn admit(app: &App, parts: &mut Parts) -> Result<Caller, Failure> {
 }
 
 /// Who asks; none is who holds the control plane's own token.
-async fn identity(app: &App, headers: &HeaderMap, here: bool) -> Result<Option<Arc<Identity>>, Failure> {
+async fn identity(app: &App, headers: &HeaderMap, from: &Origin) -> Result<Option<Arc<Identity>>, Failure> {
+    let refused = |message: &str| Failure::new(StatusCode::UNAUTHORIZED, "unauthorized", message);
+    if let (Some(identities), false) = (&app.parts.identities, from.certificates.is_empty()) {
+        return match identities.certified(&from.certificates).await? {
+            Ok(identity) => Ok(Some(identity)),
+            Err(why) => Err(refused(&format!("the client certificate is refused: {why}")).help(
+                "show one with which the cluster's API server lets you in, or none and a token, such as `kubectl \
+                 create token` makes",
+            )),
+        };
+    }
     let given = headers.get(header::AUTHORIZATION).and_then(|h| h.to_str().ok());
     let token = given.and_then(|h| {
         let (scheme, token) = h.split_once(' ')?;
         scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
     });
-    let refused = |message: &str| Failure::new(StatusCode::UNAUTHORIZED, "unauthorized", message);
     let Some(token) = token else {
         return Err(refused("the request carries no token").help("log in with `aviflow login`"));
     };
@@ -202,7 +218,7 @@ async fn identity(app: &App, headers: &HeaderMap, here: bool) -> Result<Option<A
         };
     };
     // It never leaves the machine that has the folder.
-    if here && app.parts.token.is(token) {
+    if from.here && app.parts.token.is(token) {
         return Ok(None);
     }
     match identities.authenticate(token).await? {

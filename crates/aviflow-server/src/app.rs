@@ -14,12 +14,12 @@ use aviflow_core::model::{Job, JobId, JobKey};
 use aviflow_core::time::Time;
 use aviflow_engine::driver::{Handle, View};
 use aviflow_store::{FileTelemetry, Objects, Reader};
+use aviflow_tls::{Connection, Listener};
 use axum::Router;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::TcpListener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 /// Bytes of one uploaded object, where the configuration does not say.
@@ -212,14 +212,15 @@ impl Server {
     /// If other machines could reach the listener and that was not allowed, or if it fails.
     pub async fn serve(
         self,
-        listener: TcpListener,
+        listener: impl Into<Listener>,
         shutdown: impl Future<Output = ()> + Send + 'static,
     ) -> Result<(), ServerError> {
+        let listener = listener.into();
         let address = listener.local_addr()?;
         if !address.ip().is_loopback() && !self.app.parts.config.allow_remote {
             return Err(ServerError::Remote(address));
         }
-        let router = self.router().into_make_service_with_connect_info::<SocketAddr>();
+        let router = self.router().into_make_service_with_connect_info::<Connection>();
         let app = self.app.clone();
         let end = async move {
             tokio::select! {

@@ -4,6 +4,7 @@
 
 use crate::app::App;
 use crate::error::Failure;
+use aviflow_tls::{CertificateDer, Connection};
 use axum::extract::{ConnectInfo, FromRequestParts};
 use axum::http::request::Parts as RequestParts;
 use axum::http::{HeaderMap, StatusCode, header};
@@ -11,9 +12,9 @@ use sha2::{Digest, Sha256};
 use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
-use std::net::SocketAddr;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// The bearer token. Shows nothing of itself.
 #[derive(Clone)]
@@ -124,15 +125,24 @@ fn create(path: &Path) -> std::io::Result<()> {
     }
 }
 
-/// Whether the request comes from this machine.
-pub(crate) struct Loopback(pub(crate) bool);
+/// Where a request comes from.
+pub(crate) struct Origin {
+    /// Whether it comes from this machine.
+    pub(crate) here: bool,
+    /// What the client has shown of itself.
+    pub(crate) certificates: Arc<[CertificateDer<'static>]>,
+}
 
-impl<S: Sync> FromRequestParts<S> for Loopback {
+impl<S: Sync> FromRequestParts<S> for Origin {
     type Rejection = Failure;
 
-    async fn from_request_parts(parts: &mut RequestParts, _: &S) -> Result<Loopback, Failure> {
-        let peer = parts.extensions.get::<ConnectInfo<SocketAddr>>();
-        Ok(Loopback(peer.is_some_and(|ConnectInfo(peer)| peer.ip().is_loopback())))
+    async fn from_request_parts(parts: &mut RequestParts, _: &S) -> Result<Origin, Failure> {
+        Ok(match parts.extensions.get::<ConnectInfo<Connection>>() {
+            Some(ConnectInfo(Connection { peer, certificates })) => {
+                Origin { here: peer.ip().is_loopback(), certificates: certificates.clone() }
+            }
+            None => Origin { here: false, certificates: Arc::default() },
+        })
     }
 }
 

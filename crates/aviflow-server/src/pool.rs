@@ -2,7 +2,7 @@
 
 use crate::access::User;
 use crate::app::{App, blocking};
-use crate::auth::Loopback;
+use crate::auth::Origin;
 use crate::error::Failure;
 use crate::params::{Input, Name};
 use crate::view::count;
@@ -281,8 +281,8 @@ pub(crate) async fn server_action(
     .await
 }
 
-pub(crate) async fn stop(State(app): State<Arc<App>>, Loopback(here): Loopback) -> Result<Json<StopAnswer>, Failure> {
-    if !here {
+pub(crate) async fn stop(State(app): State<Arc<App>>, from: Origin) -> Result<Json<StopAnswer>, Failure> {
+    if !from.here {
         let message = "the control plane can be stopped only from its own machine";
         return Err(Failure::new(StatusCode::FORBIDDEN, "onlyHere", message).help("run `aviflow server stop` there"));
     }

@@ -3,13 +3,13 @@
 //! It knows nothing of jobs, so every request but that for its health is told so, whoever asks.
 
 use crate::error::Failure;
+use aviflow_tls::Listener;
 use axum::Router;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
 use std::future::Future;
-use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 /// Answers on a listener until `end` completes. `why` says why it waits, as a sentence goes on after
@@ -18,7 +18,7 @@ use tokio::sync::watch;
 /// # Errors
 /// If the listener fails.
 pub async fn standby(
-    listener: TcpListener,
+    listener: Listener,
     why: watch::Receiver<String>,
     end: impl Future<Output = ()> + Send + 'static,
 ) -> std::io::Result<()> {

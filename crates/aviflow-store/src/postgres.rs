@@ -25,6 +25,7 @@ mod keep;
 mod load;
 mod read;
 mod schema;
+mod tls;
 mod write;
 
 #[cfg(test)]

@@ -1,6 +1,9 @@
 //! The REST API from the client's side: blocking calls, one for each route.
 
 mod admin;
+mod security;
+
+pub use security::Security;
 
 use crate::error::{Failure, Result, While};
 use crate::output::now;
@@ -19,6 +22,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::Runtime;
 use ureq::http::Response;
+use ureq::tls::{RootCerts, TlsConfig};
 use ureq::{Agent, Body, RequestBuilder, SendBody};
 
 /// An answer as one value is at most this large.
@@ -75,11 +79,22 @@ pub struct LogFilter {
 type Query = Vec<(&'static str, String)>;
 
 impl Client {
-    /// A client of the control plane at `url`.
+    /// A client of the control plane at `url`, which the system's certificates vouch for where it speaks TLS.
     pub fn new(context: &str, url: &str, token: Option<String>) -> Client {
-        let loopback = ["http://127.", "http://[::1]", "http://localhost"].iter().any(|p| url.starts_with(p));
+        Client::with(context, url, token, TlsConfig::builder().root_certs(RootCerts::PlatformVerifier).build())
+    }
+
+    /// The same, with what it trusts and shows.
+    pub fn secured(context: &str, url: &str, token: Option<String>, security: &Security) -> Result<Client> {
+        Ok(Client::with(context, url, token, security.config()?))
+    }
+
+    fn with(context: &str, url: &str, token: Option<String>, tls: TlsConfig) -> Client {
+        let host = url.split_once("://").map_or(url, |(_, host)| host);
+        let loopback = ["127.", "[::1]", "localhost"].iter().any(|p| host.starts_with(p));
         let builder = Agent::config_builder()
             .http_status_as_error(false)
+            .tls_config(tls)
             .timeout_connect(Some(Duration::from_secs(10)))
             .user_agent(concat!("aviflow/", env!("CARGO_PKG_VERSION")));
         // A proxy cannot reach this machine's own addresses.
@@ -376,6 +391,8 @@ impl Client {
     fn unreachable(&self, error: &ureq::Error) -> Failure {
         let help = if self.context == crate::context::LOCAL {
             "`aviflow server status` says whether it runs, `aviflow server start` starts it".to_owned()
+        } else if security::distrusts(error) {
+            format!("`aviflow context set {} … --certificate-authority FILE` names who vouches for it", self.context)
         } else {
             format!(
                 "see that {} can be reached from here, or use another control plane with `aviflow context use NAME`",

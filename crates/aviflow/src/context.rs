@@ -3,7 +3,7 @@
 //! `config.yaml` knows control planes by name. The one of this machine is always
 //! there under the name `local` and needs no entry.
 
-use crate::client::Client;
+use crate::client::{Client, Security};
 use crate::error::{Failure, Result, While};
 use crate::home::{Home, read_token, write_private};
 use aviflow_api::source::Sources;
@@ -48,6 +48,9 @@ pub struct Context {
     /// The file with the token.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token_file: Option<PathBuf>,
+    /// The file with the certificates that vouch for it; the system's, or those of its cluster, if none is named.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certificate_authority: Option<PathBuf>,
     /// The namespace of what is submitted and of bare names.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
@@ -171,8 +174,11 @@ pub fn connect(home: &Home, config: &Config, asked: Option<&str>) -> Result<Clie
             };
             let namespace = context.namespace.clone();
             match (&context.kube, &context.url) {
-                (Some(way), _) => through(&name, way, token, namespace),
-                (None, Some(url)) => Ok(Client::new(&name, url, token).in_namespace(namespace)),
+                (Some(way), _) => through(&name, way, token, context.certificate_authority.as_ref(), namespace),
+                (None, Some(url)) => {
+                    let security = Security::default().file(context.certificate_authority.as_ref())?;
+                    Ok(Client::secured(&name, url, token, &security)?.in_namespace(namespace))
+                }
                 (None, None) => Err(Failure::usage(format!("the context `{name}` has no address"))
                     .help(format!("`aviflow context set {name} --url URL` sets it, or `--kube`"))),
             }
@@ -182,7 +188,13 @@ pub fn connect(home: &Home, config: &Config, asked: Option<&str>) -> Result<Clie
 }
 
 /// A client through the apiserver of a cluster, for as long as it lives.
-fn through(name: &str, way: &KubeWay, token: Option<String>, namespace: Option<String>) -> Result<Client> {
+fn through(
+    name: &str,
+    way: &KubeWay,
+    token: Option<String>,
+    authority: Option<&PathBuf>,
+    namespace: Option<String>,
+) -> Result<Client> {
     let (system, service) = check_service(&way.service)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
@@ -194,18 +206,31 @@ fn through(name: &str, way: &KubeWay, token: Option<String>, namespace: Option<S
             "the way needs `get` on services, `list` on pods, `get` and `create` on pods/portforward in `{system}`"
         ))
     };
-    let found = runtime.block_on(Way::find(way.kubeconfig.as_deref(), way.context.as_deref())).map_err(failed)?;
-    let token = token.or_else(|| found.token.clone()).ok_or_else(|| {
-        Failure::new(format!("the kubeconfig of context `{name}` has a certificate and no token"))
-            .why("the control plane knows people by tokens")
-            .help(format!(
-                "`kubectl create token ACCOUNT --audience aviflow` makes one of a service account; then \
-                 `aviflow context set {name} --kube --token-file FILE`"
-            ))
-    })?;
+    let mut found = runtime.block_on(Way::find(way.kubeconfig.as_deref(), way.context.as_deref())).map_err(failed)?;
+    // A token that somebody names is what he wants to come with.
+    let certificate = if token.is_some() { None } else { found.certificate.take() };
+    let token = token.or_else(|| found.token.take());
     let namespace = namespace.unwrap_or_else(|| found.namespace.clone());
-    let address = runtime.block_on(found.listen(system, service)).map_err(failed)?;
-    let client = Client::new(name, &format!("http://{address}"), Some(token));
+    let reached = runtime.block_on(found.listen(system, service)).map_err(failed)?;
+    if token.is_none() && (certificate.is_none() || reached.authority.is_none()) {
+        let why = match certificate {
+            Some(_) => "it has a client certificate, and the control plane's Service says that it speaks no TLS",
+            None => "it has no client certificate of its own either",
+        };
+        return Err(Failure::new(format!("the kubeconfig of context `{name}` has no token")).why(why).help(format!(
+            "`kubectl create token ACCOUNT --audience aviflow` makes one of a service account; then \
+             `aviflow context set {name} --kube --token-file FILE`"
+        )));
+    }
+    let address = reached.address;
+    let client = match reached.authority {
+        None => Client::new(name, &format!("http://{address}"), token),
+        Some(published) => {
+            let security = Security::default().known("that the cluster has published", &published);
+            let security = security.file(authority)?.shows(certificate);
+            Client::secured(name, &format!("https://{address}"), token, &security)?
+        }
+    };
     Ok(client.in_namespace(Some(namespace)).through(runtime))
 }
 
@@ -220,7 +245,14 @@ pub fn check_service(service: &str) -> Result<(&str, &str)> {
 /// The control plane of this machine, if it runs.
 pub fn local(home: &Home) -> Result<Option<Client>> {
     let Some(server) = home.server()? else { return Ok(None) };
-    Ok(Some(Client::new(LOCAL, &server.url, home.token()?)))
+    let token = home.token()?;
+    Ok(Some(match &server.authority {
+        None => Client::new(LOCAL, &server.url, token),
+        Some(pem) => {
+            let security = Security::default().known("in its server.json", pem);
+            Client::secured(LOCAL, &server.url, token, &security)?
+        }
+    }))
 }
 
 /// Nothing runs here.
@@ -236,7 +268,7 @@ mod tests {
     fn context(name: &str) -> Context {
         let url = Some(format!("https://{name}"));
         let (token_file, namespace) = (Some("/t".into()), Some("nlp".into()));
-        Context { name: name.into(), url, kube: None, token_file, namespace }
+        Context { name: name.into(), url, kube: None, token_file, certificate_authority: None, namespace }
     }
 
     #[test]

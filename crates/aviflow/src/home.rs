@@ -36,6 +36,9 @@ pub struct ServerFile {
     pub version: String,
     /// When it started, in milliseconds since 1970.
     pub started: i64,
+    /// The certificate in PEM by which it is known, where it speaks TLS.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub authority: Option<String>,
 }
 
 /// The local pool.
@@ -242,7 +245,8 @@ mod tests {
     fn only_who_holds_the_lock_runs() {
         let folder = tempfile::tempdir().expect("folder");
         let home = Home::at(folder.path()).expect("home");
-        let file = ServerFile { pid: 1, url: "http://127.0.0.1:1".into(), version: "0".into(), started: 0 };
+        let file =
+            ServerFile { pid: 1, url: "http://127.0.0.1:1".into(), version: "0".into(), started: 0, authority: None };
         home.write("server.json", &serde_json::to_vec(&file).expect("json")).expect("write");
         assert_eq!(home.server(), Ok(None), "a file of a control plane that is gone says nothing");
         let lock = home.lock_server().expect("lock");

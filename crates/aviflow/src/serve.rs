@@ -10,6 +10,7 @@ mod rebuild;
 mod seat;
 mod shipped;
 pub mod store;
+mod tls;
 
 pub use shipped::write_hooks;
 
@@ -30,6 +31,8 @@ use aviflow_local::Objects as Find;
 use aviflow_local::{LocalCluster, LocalConfig, NodeConfig};
 use aviflow_server::{Body, Info, Parts, Server, ServerConfig, Token};
 use aviflow_store::{FileTelemetry, Objects};
+use aviflow_tls::Listener;
+use aviflow_tls::listener::Speech;
 use housekeeping::Housekeeping;
 use seat::{Seat, Stop};
 use serde::{Deserialize, Serialize};
@@ -39,6 +42,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
 use store::Stores;
+use tls::Tls;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
@@ -106,10 +110,11 @@ fn run(args: &ServeArgs, announce: &mut dyn FnMut(Announcement)) -> Result<()> {
         .or_fail(|| "threads cannot be started".to_owned())?;
     let client = args.kube.kube.then(|| kube::connect(&args.kube, &runtime)).transpose()?;
     let listener = runtime.block_on(listen(args.pool.listen.as_deref(), args.kube.kube))?;
+    let tls = Tls::begin(&args.kube, client.as_ref(), local_address(&listener)?.ip(), &runtime)?;
     let mut stop = runtime.block_on(async { Stop::listen() })?;
     let me = called(&args.kube, &home, shares);
     let seat = match kube::lease(&args.kube, client.as_ref(), shares, &me) {
-        Some(lease) => match runtime.block_on(Seat::wait(lease, &listener, &mut stop))? {
+        Some(lease) => match runtime.block_on(Seat::wait(lease, (&listener, people(&tls)), &mut stop))? {
             Some(seat) => Some(seat),
             None => return Ok(()),
         },
@@ -123,10 +128,15 @@ fn run(args: &ServeArgs, announce: &mut dyn FnMut(Announcement)) -> Result<()> {
     let _ = std::fs::remove_file(home.join("server.json"));
     let pool = pool(&home, &args.pool)?;
     let stores = store.open(&home, &me)?;
-    let plane = Plane::start(&home, &pool, &args.kube, client, stores, seat, &runtime)?;
+    let plane = Plane::start(&home, &pool, &args.kube, (client, tls), stores, seat, &runtime)?;
     let served = runtime.block_on(plane.serve(&home, listener, stop, announce));
     drop(lock);
     served
+}
+
+/// How people are spoken to.
+fn people(tls: &Option<Tls>) -> Option<Speech> {
+    tls.as_ref()?.people.clone()
 }
 
 /// What this control plane calls itself before others. Nobody else does while it runs.
@@ -185,6 +195,7 @@ struct Plane {
     ended: oneshot::Receiver<Option<StoreError>>,
     server: Server,
     started: i64,
+    tls: Option<Tls>,
     /// Where there may be several, of which this one decides.
     seat: Option<Seat>,
 }
@@ -194,7 +205,7 @@ impl Plane {
         home: &Home,
         pool: &PoolFile,
         kube: &KubeArgs,
-        client: Option<Client>,
+        (client, tls): (Option<Client>, Option<Tls>),
         stores: Stores,
         seat: Option<Seat>,
         runtime: &Runtime,
@@ -221,7 +232,15 @@ impl Plane {
         let ground = match &client {
             Some(client) => {
                 let (cluster, find) = ((client.clone(), reader.clone()), finder(home, objects.clone()));
-                kube::ground(kube, cluster, folder.to_owned(), find, telemetry.clone(), report, runtime)?
+                kube::ground(
+                    (kube, tls.as_ref()),
+                    cluster,
+                    folder.to_owned(),
+                    find,
+                    telemetry.clone(),
+                    report,
+                    runtime,
+                )?
             }
             None => this_machine(config(home, pool, objects.clone())?, telemetry.clone(), report, runtime)?,
         };
@@ -264,7 +283,7 @@ impl Plane {
             environments,
             defaults: Defaults::default(),
             token,
-            identities: client.clone().map(kube::identities),
+            identities: client.clone().map(|client| kube::identities(client, tls.as_ref())),
             info: Info { version: env!("CARGO_PKG_VERSION").to_owned(), home: folder.display().to_string(), started },
             // On a cluster each request says whose it is, so it may come from anywhere.
             config: ServerConfig { allow_remote: kube.kube, ..ServerConfig::default() },
@@ -276,7 +295,7 @@ impl Plane {
         if let Some(client) = client.filter(|_| !kube::observes(kube)) {
             kube::mirror(client, engine.clone(), server.applies(), reader, kube, runtime);
         }
-        Ok(Plane { engine, thread, ended, server, started, seat })
+        Ok(Plane { engine, thread, ended, server, started, tls, seat })
     }
 
     async fn serve(
@@ -286,11 +305,14 @@ impl Plane {
         mut stop: Stop,
         announce: &mut dyn FnMut(Announcement),
     ) -> Result<()> {
+        let speech = people(&self.tls);
+        let scheme = if speech.is_some() { "https" } else { "http" };
         let file = ServerFile {
             pid: std::process::id(),
-            url: format!("http://{}", reached_here(local_address(&listener)?)),
+            url: format!("{scheme}://{}", reached_here(local_address(&listener)?)),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             started: self.started,
+            authority: self.tls.as_ref().filter(|_| speech.is_some()).map(|tls| tls.authority.clone()),
         };
         // Ready means that the engine has taken a first turn and the listener is bound.
         let engine = self.engine.clone();
@@ -322,7 +344,7 @@ impl Plane {
             // Received below, also if nothing waits there.
             let _ = failed.send(failure);
         };
-        let served = server.serve(listener, shutdown).await;
+        let served = server.serve(Listener::new(listener, speech), shutdown).await;
         // First of all: a client that looks now must not come here.
         home.forget_server(&file);
         let left = {

@@ -199,6 +199,15 @@ impl Cluster {
         self.site.authority.kubeconfig(&self.api_url(), name, groups)
     }
 
+    /// A client certificate and its key, of an authority that is called as the cluster's and is not.
+    ///
+    /// # Errors
+    /// If they cannot be made.
+    pub fn stranger(&self, name: &str, groups: &[&str]) -> Result<(PathBuf, PathBuf)> {
+        let pair = Authority::make(&self.folder().join("stranger"))?.client("stranger", name, groups)?;
+        Ok((pair.certificate, pair.key))
+    }
+
     /// The text of a kubeconfig with a context of a user with a token.
     pub fn kubeconfig_with(&self, context: &str, user: &str, token: &str) -> String {
         let config = json!({

@@ -7,6 +7,7 @@ use sha2::{Digest as _, Sha256};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 
 /// A certificate and its key.
 #[derive(Clone, Debug)]
@@ -20,6 +21,8 @@ pub(crate) struct Pair {
 pub(crate) struct Authority {
     folder: PathBuf,
     own: Pair,
+    /// Held while a kubeconfig is made: two nodes that start at once have the same one for kube-proxy.
+    making: Mutex<()>,
 }
 
 impl Authority {
@@ -27,7 +30,7 @@ impl Authority {
     pub(crate) fn make(folder: &Path) -> Result<Authority> {
         fs::create_dir_all(folder)?;
         let own = sign(folder, "ca", "/CN=aviflow-testcluster", "basicConstraints=critical,CA:TRUE", None)?;
-        Ok(Authority { folder: folder.to_owned(), own })
+        Ok(Authority { folder: folder.to_owned(), own, making: Mutex::default() })
     }
 
     /// The authority's certificate.
@@ -67,6 +70,11 @@ impl Authority {
         let name: String = user.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
         // The same user may be of other groups in another file.
         let file = format!("{name}-{}", &crate::oci::hex(&Sha256::digest(format!("{user:?}{groups:?}")))[..8]);
+        let path = self.folder.join(format!("{file}.kubeconfig"));
+        let _making = self.making.lock().unwrap_or_else(PoisonError::into_inner);
+        if path.exists() {
+            return Ok(path);
+        }
         let pair = self.client(&format!("{file}-client"), user, groups)?;
         let config = json!({
             "apiVersion": "v1",
@@ -78,7 +86,6 @@ impl Authority {
             "contexts": [{"name": "test", "context": {"cluster": "test", "user": user}}],
             "current-context": "test",
         });
-        let path = self.folder.join(format!("{file}.kubeconfig"));
         fs::write(&path, format!("{config:#}")).with_context(|| format!("{} cannot be written", path.display()))?;
         Ok(path)
     }

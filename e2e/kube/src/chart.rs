@@ -190,7 +190,6 @@ impl Audit {
 /// Somebody with a ServiceAccount of a namespace, at a machine of his own.
 pub struct Person {
     folder: tempfile::TempDir,
-    kubeconfig: PathBuf,
 }
 
 impl Person {
@@ -219,13 +218,18 @@ impl Person {
             &subject,
         ])?;
         let token = cluster.kubectl_ok(&["create", "token", account, "--duration=24h"])?;
-        let folder = tempfile::tempdir()?;
-        let kubeconfig = folder.path().join("kubeconfig");
-        fs::write(&kubeconfig, cluster.kubeconfig_with("prod", account, token.trim()))?;
-        let person = Person { folder, kubeconfig };
-        let kubeconfig = person.kubeconfig.display().to_string();
-        let set = ["context", "set", "prod", "--kube", "--kube-context", "prod", "--kubeconfig", &kubeconfig];
-        person.ok(&set)?;
+        Person::having(&cluster.kubeconfig_with("prod", account, token.trim()))
+    }
+
+    /// Somebody with this kubeconfig, whose current context leads to the control plane through the apiserver.
+    ///
+    /// # Errors
+    /// If something of it cannot be made.
+    pub fn having(kubeconfig: &str) -> Result<Person> {
+        let person = Person { folder: tempfile::tempdir()? };
+        let path = person.folder().join("kubeconfig");
+        fs::write(&path, kubeconfig)?;
+        person.ok(&["context", "set", "prod", "--kube", "--kubeconfig", &path.display().to_string()])?;
         person.ok(&["context", "use", "prod"])?;
         Ok(person)
     }

@@ -6,6 +6,7 @@ mod local;
 mod plane;
 mod said;
 mod things;
+pub mod tls;
 mod writes;
 
 pub use local::Local;

@@ -5,7 +5,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 
 /// What each crate may depend on of this workspace: the arrows of the architecture.
-const ARROWS: [(&str, &[&str]); 16] = [
+const ARROWS: [(&str, &[&str]); 17] = [
     ("aviflow-core", &[]),
     ("aviflow-replay", &["aviflow-core"]),
     ("aviflow-agent", &[]),
@@ -14,9 +14,14 @@ const ARROWS: [(&str, &[&str]); 16] = [
     ("aviflow-store", &["aviflow-core", "aviflow-api", "aviflow-engine"]),
     ("aviflow-link", &["aviflow-core", "aviflow-engine", "aviflow-agent"]),
     ("aviflow-local", &["aviflow-core", "aviflow-api", "aviflow-engine", "aviflow-agent", "aviflow-link"]),
-    ("aviflow-kube", &["aviflow-core", "aviflow-api", "aviflow-engine", "aviflow-agent", "aviflow-link"]),
+    // Certificates and connections alone.
+    ("aviflow-tls", &[]),
+    (
+        "aviflow-kube",
+        &["aviflow-core", "aviflow-api", "aviflow-engine", "aviflow-agent", "aviflow-link", "aviflow-tls"],
+    ),
     // The server reads the store, and never writes it: ended jobs are in no snapshot.
-    ("aviflow-server", &["aviflow-core", "aviflow-api", "aviflow-engine", "aviflow-store"]),
+    ("aviflow-server", &["aviflow-core", "aviflow-api", "aviflow-engine", "aviflow-store", "aviflow-tls"]),
     (
         "aviflow",
         &[
@@ -30,6 +35,7 @@ const ARROWS: [(&str, &[&str]); 16] = [
             "aviflow-kube",
             "aviflow-server",
             "aviflow-agent",
+            "aviflow-tls",
         ],
     ),
     ("xtask", &["aviflow-image"]),

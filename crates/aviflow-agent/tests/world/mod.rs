@@ -80,6 +80,7 @@ pub fn spec(folder: &Path, script: &str) -> WorkerSpec {
         // The folder makes the mark differ between tests that run at the same time.
         token: folder.display().to_string(),
         control: Endpoint::Unix(folder.join("control.sock")),
+        authority: None,
         host: "127.0.0.1".into(),
         run: vec!["bash".into(), "-c".into(), script.into()],
         cwd: folder.to_owned(),

@@ -58,6 +58,7 @@ fn pods(record: &JobRecord, attempt: u32, nodes: &[&str]) -> Vec<Pod> {
     let site = pod::Site {
         agents: "10.0.0.1:8081".into(),
         depot: "http://10.0.0.1:8082".into(),
+        authority: None,
         image: "aviflow".into(),
         priority_class: "aviflow-jobs".into(),
         log_buffer: 1,

@@ -3,6 +3,7 @@ use crate::app::{ServerConfig, ServerError};
 use crate::auth::{Token, TokenError};
 use crate::routes;
 use aviflow_api::openapi::ROUTES;
+use aviflow_tls::Connection;
 use axum::body::Body;
 use axum::extract::ConnectInfo;
 use axum::http::{Request, StatusCode};
@@ -146,7 +147,7 @@ async fn it_listens_only_here_and_ends_when_it_is_asked_to() {
     let open = TcpListener::bind("0.0.0.0:0").await.unwrap();
     let error = world.server.clone().serve(open, std::future::pending()).await.unwrap_err();
     assert!(matches!(error, ServerError::Remote(_)) && error.to_string().contains("allowRemote"), "{error}");
-    let remote = ConnectInfo(SocketAddr::from(([10, 0, 0, 7], 5000)));
+    let remote = ConnectInfo(Connection::from(SocketAddr::from(([10, 0, 0, 7], 5000))));
     let mut request = world.request("POST", "/v1/server/stop").body(Body::empty()).unwrap();
     request.extensions_mut().insert(remote);
     let (status, value) = json(world.send(request).await).await;

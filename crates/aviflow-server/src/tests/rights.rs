@@ -4,6 +4,7 @@ use super::support::{World, json, refusal, submission};
 use crate::access::{Asked, Identities, Unavailable};
 use crate::routes;
 use aviflow_api::rights::{Identity, Part, Right, Verb};
+use aviflow_tls::{CertificateDer, Connection};
 use axum::body::Body;
 use axum::extract::ConnectInfo;
 use axum::http::{Request, StatusCode};
@@ -32,6 +33,16 @@ impl Identities for People {
         Box::pin(async move { if away { Err(Unavailable("it is away".into())) } else { Ok(identity) } })
     }
 
+    /// Certificates are the names of people too; one of `mallory` does not hold.
+    fn certified<'a>(&'a self, chain: &'a [CertificateDer<'static>]) -> Asked<'a, Result<Arc<Identity>, String>> {
+        let user = String::from_utf8(chain[0].to_vec()).unwrap();
+        let identity = match user.as_str() {
+            "mallory" => Err("it has expired".to_owned()),
+            _ => Ok(Arc::new(Identity { user: user.clone(), ..Identity::default() })),
+        };
+        Box::pin(async move { if user == "away" { Err(Unavailable("it is away".into())) } else { Ok(identity) } })
+    }
+
     fn may<'a>(&'a self, identity: &'a Arc<Identity>, right: &'a Right) -> Asked<'a, bool> {
         let may = self.rights.lock().unwrap()[&identity.user].contains(right);
         Box::pin(async move { Ok(may) })
@@ -48,7 +59,7 @@ fn of(user: &str, namespace: &str, method: &str, path: &str, body: Option<&Value
         // Who comes with an identity is not believed about his name.
         .header("x-aviflow-user", "root")
         .header("x-aviflow-namespace", namespace)
-        .extension(ConnectInfo(SocketAddr::from(([10, 0, 0, 7], 5000))))
+        .extension(ConnectInfo(Connection::from(SocketAddr::from(([10, 0, 0, 7], 5000)))))
         .body(body.map_or_else(Body::empty, |b| Body::from(b.to_string())))
         .unwrap()
 }
@@ -261,7 +272,7 @@ async fn who_is_nobody_is_refused_and_who_cannot_be_asked_is_told() {
     // The token of the folder is good on its own machine, in every namespace, and nowhere else.
     let request = |from: [u8; 4]| {
         let mut request = world.request("GET", "/v1/jobs/x").header("x-aviflow-namespace", "nlp");
-        request = request.extension(ConnectInfo(SocketAddr::from((from, 5000))));
+        request = request.extension(ConnectInfo(Connection::from(SocketAddr::from((from, 5000)))));
         request.body(Body::empty()).unwrap()
     };
     assert_eq!(world.send(request([127, 0, 0, 1])).await.status(), StatusCode::NOT_FOUND);
@@ -282,4 +293,36 @@ async fn one_machine_has_one_namespace() {
         insta::assert_snapshot!(refusal(status, &said));
     }
     insta::assert_snapshot!(world.refused("GET", "/v1/jobs?namespace=nlp", None).await);
+}
+
+#[tokio::test]
+async fn who_shows_a_certificate_is_whom_it_names_or_nobody() {
+    let people = Arc::new(People::default());
+    people.give("ann", []);
+    people.give("ben", [Right::on(Verb::Get, "usage", None)]);
+    let world = World::shared(people);
+    let ask = async |certificate: Option<&str>, token: Option<&str>, from: [u8; 4]| {
+        let certificates = certificate.map(|name| CertificateDer::from(name.as_bytes().to_vec()));
+        let connection =
+            Connection { peer: SocketAddr::from((from, 5000)), certificates: certificates.into_iter().collect() };
+        let mut request = Request::get("/v1/usage").header("host", "localhost").extension(ConnectInfo(connection));
+        if let Some(token) = token {
+            request = request.header("authorization", format!("Bearer {token}"));
+        }
+        let (status, body) = json(world.send(request.body(Body::empty()).unwrap()).await).await;
+        (status.as_u16(), body["message"].as_str().unwrap_or_default().to_owned())
+    };
+    let (there, here) = ([10, 0, 0, 7], [127, 0, 0, 1]);
+    assert_eq!(ask(Some("ben"), None, there).await.0, 200);
+    assert_eq!(ask(None, None, there).await.0, 401);
+    let (status, message) = ask(Some("ann"), None, there).await;
+    assert!(status == 403 && message.starts_with("`ann` may not"), "{message}");
+    // What a certificate says is not made better by a token, whosever it is.
+    let own = world.token();
+    for (token, from) in [(None, there), (Some("ben"), there), (Some(own.as_str()), here)] {
+        let (status, message) = ask(Some("mallory"), token, from).await;
+        assert_eq!((status, message.as_str()), (401, "the client certificate is refused: it has expired"));
+        assert_eq!(ask(Some("ann"), token, from).await.0, 403);
+    }
+    assert_eq!(ask(Some("away"), Some("ben"), there).await.0, 503);
 }

@@ -15,6 +15,7 @@ use aviflow_engine::driver::{Handle, Starter, View};
 use aviflow_engine::ports::{Batch, Cluster, Known, Loaded, Observation, Order, Stamped, Store, StoreError};
 use aviflow_engine::telemetry::{StreamKey, Telemetry};
 use aviflow_store::{FileTelemetry, Objects, SqliteStore};
+use aviflow_tls::Connection;
 use axum::Router;
 use axum::body::{Body as HttpBody, BodyDataStream, to_bytes};
 use axum::extract::ConnectInfo;
@@ -272,6 +273,11 @@ impl World {
         World::of(script, config, None)
     }
 
+    /// The token of its folder.
+    pub(crate) fn token(&self) -> String {
+        self.token.reveal().to_owned()
+    }
+
     /// One to which others come with tokens of their own.
     pub(crate) fn shared(identities: Arc<dyn Identities>) -> World {
         World::of(Script::default(), ServerConfig::default(), Some(identities))
@@ -341,7 +347,7 @@ impl World {
             .header("host", "localhost:7000")
             .header("authorization", format!("Bearer {}", self.token.reveal()))
             .header("x-aviflow-user", "ada")
-            .extension(ConnectInfo(SocketAddr::from(([127, 0, 0, 1], 5000))))
+            .extension(ConnectInfo(Connection::from(SocketAddr::from(([127, 0, 0, 1], 5000)))))
     }
 
     pub(crate) async fn send(&self, request: Request<HttpBody>) -> Response<HttpBody> {

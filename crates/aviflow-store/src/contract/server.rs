@@ -23,8 +23,9 @@ if [ "$user" != - ]; then as="setpriv --reuid=$user --regid=$group --clear-group
 if [ ! -e "$folder/data" ]; then
     $as "$bin/initdb" --no-sync --no-locale --encoding=UTF8 --auth=trust --username=aviflow -D "$folder/data" \
         >"$folder/initdb.log" 2>&1 </dev/null || { cat "$folder/initdb.log"; exit 1; }
+    echo "listen_addresses = ''" >>"$folder/data/postgresql.conf"
 fi
-$as "$bin/postgres" -D "$folder/data" -k "$folder" -c listen_addresses= -c fsync=off -c full_page_writes=off \
+$as "$bin/postgres" -D "$folder/data" -k "$folder" -c fsync=off -c full_page_writes=off \
     -c shared_buffers=32MB -c max_connections=200 -c autovacuum=off </dev/null >>"$folder/server.log" 2>&1 &
 server=$!
 until $as "$bin/pg_isready" -q -h "$folder" -U aviflow -d postgres; do

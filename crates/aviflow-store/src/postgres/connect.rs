@@ -4,17 +4,19 @@
 //! that they may be used from any thread that may block.
 
 use super::convert::{Value, params};
-use super::schema;
+use super::{schema, tls};
 use crate::convert::failed;
 use aviflow_engine::ports::StoreError;
 use std::future::Future;
+use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 use tokio_postgres::config::{Host, SslMode, TargetSessionAttrs};
 use tokio_postgres::error::{Severity, SqlState};
-use tokio_postgres::{Client, Config, NoTls, Row, SimpleQueryMessage};
+use tokio_postgres::{Client, Config, Row, SimpleQueryMessage};
+use tokio_postgres_rustls::MakeRustlsConnect;
 use tokio_stream::StreamExt;
 
 /// Sessions that wait for the next query; more are opened while more run at once.
@@ -84,6 +86,7 @@ fn words(error: &tokio_postgres::Error) -> String {
 pub(super) struct Database {
     runtime: Option<Runtime>,
     config: Config,
+    tls: MakeRustlsConnect,
     /// The address without its password.
     shown: String,
     idle: Mutex<Vec<Session>>,
@@ -114,11 +117,11 @@ pub(super) struct Session {
 impl Database {
     /// Understands the address; connects to nothing yet.
     pub(super) fn at(url: &str) -> Result<Arc<Database>, StoreError> {
-        let config = config(url)?;
+        let (config, tls) = config(url)?;
         let runtime = Builder::new_multi_thread().worker_threads(1).thread_name("postgres").enable_all().build();
         let runtime = runtime.map_err(|e| failed(format!("threads cannot be started: {e}")))?;
         let shown = shown(&config);
-        Ok(Arc::new(Database { runtime: Some(runtime), config, shown, idle: Mutex::default() }))
+        Ok(Arc::new(Database { runtime: Some(runtime), config, tls, shown, idle: Mutex::default() }))
     }
 
     /// The address without its password.
@@ -135,7 +138,7 @@ impl Database {
 
     /// A new session.
     pub(super) async fn connect(&self) -> Result<Session, StoreError> {
-        let (client, connection) = self.config.connect(NoTls).await.map_err(|e| {
+        let (client, connection) = self.config.connect(self.tls.clone()).await.map_err(|e| {
             let why = e.as_db_error().map_or_else(|| words(&e), |db| db.message().to_owned());
             failed(format!("cannot connect to {}: {why}; see that it runs and lets this user in", self.shown))
         })?;
@@ -240,19 +243,18 @@ impl Session {
 }
 
 /// Understands an address and refuses what would not be as it says.
-fn config(url: &str) -> Result<Config, StoreError> {
+fn config(url: &str) -> Result<(Config, MakeRustlsConnect), StoreError> {
     let what = "write postgres://USER:PASSWORD@HOST:PORT/DATABASE";
+    let (url, asked) = tls::taken(url);
     let mut config: Config = url.parse().map_err(|e: tokio_postgres::Error| {
         // It never quotes a value, only the name of what it does not know.
         failed(format!("the database's address cannot be read: {}; {what}", words(&e)))
     })?;
-    if config.get_ssl_mode() == SslMode::Require {
-        return Err(failed(
-            "the database's address asks for TLS (sslmode=require), which this version cannot do; connect through a \
-             Unix socket or a proxy that does TLS, or say sslmode=disable where the network is trusted",
-        ));
-    }
-    config.ssl_mode(SslMode::Disable);
+    let home = std::env::var_os("HOME").map(PathBuf::from);
+    let (mode, tls) = tls::connector(&asked, home.as_deref())?;
+    let across = |host: &Host| matches!(host, Host::Tcp(_));
+    let local = !config.get_hosts().is_empty() && !config.get_hosts().iter().any(across);
+    config.ssl_mode(if local { SslMode::Disable } else { mode });
     if config.get_hosts().is_empty() && config.get_hostaddrs().is_empty() {
         return Err(failed(format!("the database's address names no host; {what}")));
     }
@@ -270,7 +272,7 @@ fn config(url: &str) -> Result<Config, StoreError> {
     }
     // Of several hosts, the one that writes: a standby is behind the last commit.
     config.target_session_attrs(TargetSessionAttrs::ReadWrite);
-    Ok(config)
+    Ok((config, tls))
 }
 
 /// The address for people: never its password.
@@ -314,10 +316,10 @@ mod tests {
     #[test]
     fn an_address_that_cannot_be_kept_is_refused_and_its_password_not_said() {
         let cases = [
-            ("postgres://ada:s3cret@db/flow?sslmode=require", "asks for TLS"),
+            ("postgres://ada:s3cret@db/flow?sslmode=verify-full", "names no certificates"),
             ("postgres://ada:s3cret@db/flow?sslmode=s3cret", "sslmode"),
             ("postgres://ada:s3cret@db:s3cret/flow", "port"),
-            ("postgres://ada:s3cret@db/flow?sslrootcert=s3cret", "sslrootcert"),
+            ("postgres://ada:s3cret@db/flow?sslcert=s3cret", "sslcert"),
             ("postgres:///flow", "names no host"),
         ];
         for (url, expected) in cases {

@@ -351,6 +351,15 @@ pub struct KubeArgs {
     #[arg(long, env = "AVIFLOW_REGISTRY_CA", value_name = "FILE", requires = "kube")]
     pub registry_ca: Option<PathBuf>,
 
+    /// Speak TLS where people come, and take client certificates of the cluster
+    #[arg(long, env = "AVIFLOW_TLS", requires = "kube")]
+    pub tls: bool,
+
+    /// The Secret in Aviflow's namespace with the certificate for names of its own, in the form of cert-manager
+    /// [default: only that of Aviflow's own authority]
+    #[arg(long, env = "AVIFLOW_TLS_SECRET", value_name = "NAME", requires = "tls")]
+    pub tls_secret: Option<String>,
+
     /// The most requests a second to the apiserver [default: as many as there are]
     #[arg(long, hide = true, env = "AVIFLOW_REQUESTS_PER_SECOND", value_name = "N", requires = "kube")]
     pub requests_per_second: Option<NonZeroU32>,
@@ -420,6 +429,10 @@ pub struct LoginArgs {
     /// What to call it here [default: the host's name]
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
+
+    /// Certificates in PEM that vouch for it [default: the system's]
+    #[arg(long, value_name = "FILE")]
+    pub certificate_authority: Option<PathBuf>,
 }
 
 /// `context`
@@ -477,6 +490,10 @@ pub struct SetArgs {
     /// The file with the token
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
+
+    /// Certificates in PEM that vouch for it [default: the system's; with --kube those that its cluster has]
+    #[arg(long, value_name = "FILE")]
+    pub certificate_authority: Option<PathBuf>,
 }
 
 /// `context set --kube`

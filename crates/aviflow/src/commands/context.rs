@@ -2,7 +2,7 @@
 
 use super::{App, table};
 use crate::cli::{ContextCommand, KubeWayArgs, LoginArgs, SetArgs};
-use crate::client::Client;
+use crate::client::{Client, Security};
 use crate::context::{Context, KubeWay, LOCAL, check_service, check_url, config_path, name_of};
 use crate::error::{Failure, Result, While};
 use crate::home::write_private;
@@ -20,14 +20,17 @@ pub fn login(app: &App, args: &LoginArgs) -> Result<()> {
     let name = args.name.clone().unwrap_or_else(|| name_of(&url));
     check_name(&name)?;
     // A wrong token should be seen now and not with the first job.
-    Client::new(&name, &url, Some(token.clone())).server()?;
+    let certificate_authority = args.certificate_authority.as_deref().map(absolute).transpose()?;
+    let security = Security::default().file(certificate_authority.as_ref())?;
+    Client::secured(&name, &url, Some(token.clone()), &security)?.server()?;
     let path = config_path()?;
     let token_file = path.with_file_name("tokens").join(&name);
     write_private(&token_file, format!("{token}\n").as_bytes())?;
     let mut config = app.config.clone();
     let namespace = app.namespace.clone();
     let (shown, url) = (url.clone(), Some(url));
-    config.put(Context { name: name.clone(), url, kube: None, token_file: Some(token_file), namespace });
+    let token_file = Some(token_file);
+    config.put(Context { name: name.clone(), url, kube: None, token_file, certificate_authority, namespace });
     config.current = Some(name.clone());
     config.write(&path)?;
     print(&format!("logged in to {shown}; context `{name}` is in use\n"));
@@ -97,15 +100,14 @@ pub fn context(app: &App, command: Option<ContextCommand>) -> Result<()> {
             print(&format!("context `{name}` is in use\n"));
             Ok(())
         }
-        ContextCommand::Set(SetArgs { name, url, kube, token_file }) => {
+        ContextCommand::Set(SetArgs { name, url, kube, token_file, certificate_authority }) => {
             check_name(&name)?;
             let url = url.as_deref().map(check_url).transpose()?;
             let kube = way(kube)?;
-            let token_file = token_file
-                .map(|p| std::path::absolute(&p).or_fail(|| format!("{} is no path", p.display())))
-                .transpose()?;
+            let token_file = token_file.as_deref().map(absolute).transpose()?;
+            let certificate_authority = certificate_authority.as_deref().map(absolute).transpose()?;
             let namespace = app.namespace.clone();
-            let context = Context { name: name.clone(), url, kube, token_file, namespace };
+            let context = Context { name: name.clone(), url, kube, token_file, certificate_authority, namespace };
             let address = address(&context);
             config.put(context);
             config.write(&path)?;
@@ -124,14 +126,18 @@ pub fn context(app: &App, command: Option<ContextCommand>) -> Result<()> {
     }
 }
 
+/// A path that means the same in every folder.
+fn absolute(path: &Path) -> Result<PathBuf> {
+    std::path::absolute(path).or_fail(|| format!("{} is no path", path.display()))
+}
+
 /// The way through a cluster, if that is asked for.
 fn way(args: KubeWayArgs) -> Result<Option<KubeWay>> {
     if !args.kube {
         return Ok(None);
     }
     check_service(&args.service)?;
-    let path = |p: &Path| std::path::absolute(p).or_fail(|| format!("{} is no path", p.display()));
-    let kubeconfig = args.kubeconfig.as_deref().map(path).transpose()?;
+    let kubeconfig = args.kubeconfig.as_deref().map(absolute).transpose()?;
     Ok(Some(KubeWay { kubeconfig, context: args.kube_context, service: args.service }))
 }
 

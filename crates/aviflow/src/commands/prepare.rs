@@ -4,6 +4,7 @@
 //! known only in the pod. What it says last is the reason that people read; with [`LASTING`] it says that another
 //! try will not help.
 
+use crate::client::Security;
 use crate::serve::write_hooks;
 use aviflow_agent::protocol::{WorkerSpec, files};
 use aviflow_api::identity::{HASH_FACT, job_hash};
@@ -83,7 +84,7 @@ fn lay_out(home: &Path) -> Result<(), Trouble> {
     let mut found = document.provenance.clone();
     if let Some(snapshot) = &mut found.code {
         let path = home.join("code.tar");
-        fetch(&snapshot.sha256, &path)?;
+        fetch(&snapshot.sha256, &path, spec.authority.as_deref())?;
         // A container that was ended in the middle of this is run again.
         if target.exists() {
             fs::remove_dir_all(&target).map_err(disk("the code"))?;
@@ -129,19 +130,23 @@ fn open_up(folder: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Fetches the code from the control plane.
-fn fetch(sha256: &str, path: &Path) -> Result<(), Trouble> {
+/// Fetches the code from the control plane, which is known by its authority and by nothing else.
+fn fetch(sha256: &str, path: &Path, authority: Option<&str>) -> Result<(), Trouble> {
     let url = format!("{}/code/{sha256}", variable(DEPOT)?);
+    let config = ureq::Agent::config_builder().http_status_as_error(false);
+    let config = match authority {
+        Some(pem) => {
+            let security = Security::default().known("in the worker's spec", pem).config();
+            config.https_only(true).tls_config(security.map_err(|e| Trouble::Lasting(e.message))?)
+        }
+        None => config,
+    };
+    let agent = config.build().new_agent();
     let mut last = String::new();
     for _ in 0..TRIES {
         let token = fs::read_to_string(TOKEN)
             .map_err(|e| Trouble::Passing(format!("the pod's token cannot be read at {TOKEN}: {e}")))?;
-        let answer = ureq::get(&url)
-            .config()
-            .http_status_as_error(false)
-            .build()
-            .header("Authorization", &format!("Bearer {}", token.trim()))
-            .call();
+        let answer = agent.get(&url).header("Authorization", &format!("Bearer {}", token.trim())).call();
         match answer {
             Ok(mut answer) if answer.status() == 200 => {
                 let mut copy = || {

@@ -1,6 +1,7 @@
 //! A Kubernetes cluster as the body.
 
 use super::Ground;
+use super::tls::Tls;
 use crate::cli::KubeArgs;
 use crate::error::{Failure, Result, While};
 use crate::output::note;
@@ -16,6 +17,7 @@ use aviflow_engine::driver::Handle;
 use aviflow_engine::ports::{ActKind, Cluster, Observation};
 use aviflow_engine::telemetry::StreamKey;
 use aviflow_kube::api;
+use aviflow_kube::certified::Uncertified;
 use aviflow_kube::check::Check;
 use aviflow_kube::depot::Objects;
 use aviflow_kube::documents::{self, Documents, Journal};
@@ -37,6 +39,7 @@ use aviflow_server::{
 };
 use aviflow_store::FileTelemetry;
 use aviflow_store::read::{ActFilter, Reader};
+use aviflow_tls::{CertificateDer, Listener};
 use std::future::Future;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -78,7 +81,7 @@ pub fn lease(args: &KubeArgs, client: Option<&Client>, shares: bool, me: &str) -
 
 /// The cluster as it is asked for.
 pub fn ground(
-    args: &KubeArgs,
+    (args, tls): (&KubeArgs, Option<&Tls>),
     (client, reader): (Client, Arc<dyn Reader>),
     home: PathBuf,
     objects: Objects,
@@ -93,16 +96,18 @@ pub fn ground(
         })
     };
     let any = |port| SocketAddr::from(([0, 0, 0, 0], port));
+    let listen = |address| Ok::<_, Failure>(Listener::new(listen(address)?, tls.map(|tls| tls.agents.clone())));
     let listeners = Listeners {
         agents: listen(args.agents.unwrap_or(any(8081)))?,
         depot: listen(args.depot.unwrap_or(any(8082)))?,
     };
-    let bound = |listener: &TcpListener| listener.local_addr().or_fail(|| "a listener has no address".to_owned());
+    let bound = |listener: &Listener| listener.local_addr().or_fail(|| "a listener has no address".to_owned());
     let (agents, depot) = (bound(&listeners.agents)?, bound(&listeners.depot)?);
     let ip = advertised(args, agents.ip())?;
     let site = Site {
         agents: SocketAddr::new(ip, agents.port()).to_string(),
-        depot: format!("http://{}", SocketAddr::new(ip, depot.port())),
+        depot: format!("{}://{}", if tls.is_some() { "https" } else { "http" }, SocketAddr::new(ip, depot.port())),
+        authority: tls.map(|tls| tls.authority.clone()),
         image: image(&client, args, runtime)?,
         priority_class: args.priority_class.clone(),
         log_buffer: LOG_BUFFER,
@@ -257,8 +262,8 @@ impl mirror::Jobs for Submits {
 }
 
 /// People and their rights, as the server asks for them.
-pub fn identities(client: Client) -> Arc<dyn Identities> {
-    Arc::new(People(Reviews::new(client)))
+pub fn identities(client: Client, tls: Option<&Tls>) -> Arc<dyn Identities> {
+    Arc::new(People(Reviews::new(client, tls.and_then(|tls| tls.clients.clone()))))
 }
 
 struct People(Reviews);
@@ -266,6 +271,18 @@ struct People(Reviews);
 impl Identities for People {
     fn authenticate<'a>(&'a self, token: &'a str) -> Asked<'a, Option<Arc<Identity>>> {
         Box::pin(async move { self.0.authenticate(token).await.map_err(Unavailable) })
+    }
+
+    fn certified<'a>(
+        &'a self,
+        chain: &'a [CertificateDer<'static>],
+    ) -> Asked<'a, std::result::Result<Arc<Identity>, String>> {
+        let identity = match self.0.certified(chain) {
+            Ok(identity) => Ok(Ok(identity)),
+            Err(Uncertified::Refused(why)) => Ok(Err(why)),
+            Err(Uncertified::Unknown(why)) => Err(Unavailable(why)),
+        };
+        Box::pin(async move { identity })
     }
 
     fn may<'a>(&'a self, identity: &'a Arc<Identity>, right: &'a Right) -> Asked<'a, bool> {

@@ -2,7 +2,8 @@
 //!
 //! The Lease says who shall take the store; the store's term says who writes it (ADR 12). So who sits goes on while
 //! the apiserver is away, and ends only when the Lease has another holder, or the store another term. Who waits
-//! answers for its health alone, and touches neither store nor cluster nor home folder.
+//! answers for its health alone, and touches neither store nor cluster nor home folder; it only reads what it needs to
+//! answer within TLS.
 
 use crate::error::{Failure, Result, While};
 use crate::output::note;
@@ -10,6 +11,8 @@ use aviflow_core::model::Term;
 use aviflow_engine::ports::StoreError;
 use aviflow_kube::lease::{DURATION, LOOK, Lease, RENEW, Step};
 use aviflow_store::Reader;
+use aviflow_tls::Listener;
+use aviflow_tls::listener::Speech;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
@@ -57,7 +60,11 @@ pub struct Seat {
 
 impl Seat {
     /// Waits until the lease is this one's, and answers meanwhile; none if somebody asks for the end before.
-    pub async fn wait(mut lease: Lease, listener: &TcpListener, stop: &mut Stop) -> Result<Option<Seat>> {
+    pub async fn wait(
+        mut lease: Lease,
+        listener: (&TcpListener, Option<Speech>),
+        stop: &mut Stop,
+    ) -> Result<Option<Seat>> {
         let (says, why) = watch::channel("looks who holds the lease".to_owned());
         let standby = Standby::start(listener, why)?;
         let mut waits_for = None;
@@ -210,12 +217,12 @@ fn refused(lease: &Lease, reason: &str) -> Failure {
 struct Standby(Option<(oneshot::Sender<()>, JoinHandle<std::io::Result<()>>)>);
 
 impl Standby {
-    fn start(listener: &TcpListener, why: watch::Receiver<String>) -> Result<Standby> {
+    fn start((listener, speech): (&TcpListener, Option<Speech>), why: watch::Receiver<String>) -> Result<Standby> {
         let shared = rustix::io::fcntl_dupfd_cloexec(listener, 0).map_err(std::io::Error::from);
         let listener = shared.and_then(|fd| TcpListener::from_std(fd.into()));
         let listener = listener.or_fail(|| "the listener cannot be shared".to_owned())?;
         let (end, ended) = oneshot::channel();
-        let served = tokio::spawn(aviflow_server::standby(listener, why, async {
+        let served = tokio::spawn(aviflow_server::standby(Listener::new(listener, speech), why, async {
             // Dropped, it ends as well.
             let _ = ended.await;
         }));

@@ -18,6 +18,10 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 {{- end }}
 
+{{- define "aviflow.scheme" -}}
+{{ ternary "https" "http" .Values.tls.enabled }}
+{{- end }}
+
 {{- define "aviflow.claim" -}}
 {{ .Values.storage.existingClaim | default "aviflow" }}
 {{- end }}
@@ -40,6 +44,9 @@ system:serviceaccount:{{ .Release.Namespace }}:aviflow
 {{- end }}
 {{- if and (gt (int .Values.replicas) 1) (eq .Values.store.kind "sqlite") }}
 {{- fail "two replicas cannot share an SQLite file; write store.kind: postgres, or replicas: 1" }}
+{{- end }}
+{{- if and .Values.tls.secret (not .Values.tls.enabled) }}
+{{- fail "tls.secret is shown by a control plane that speaks TLS; write tls.enabled: true, or leave the secret out" }}
 {{- end }}
 {{- $shared := or .Values.storage.existingClaim (has "ReadWriteMany" .Values.storage.accessModes) }}
 {{- if and (gt (int .Values.replicas) 1) (not $shared) }}

@@ -4,6 +4,7 @@
 //! installed is upgraded, taken away, and installed again. They are marked as ignored, so that
 //! `cargo test --workspace` starts no cluster.
 
+mod certificates;
 mod install;
 mod upgrade;
 
@@ -61,6 +62,8 @@ type Test = fn(&World) -> Result<()>;
 /// All of them, in this order.
 const ALL: &[(&str, Test)] = &[
     ("the_chart_runs_trainings", install::the_chart_runs_trainings),
+    ("people_come_with_certificates_of_the_cluster", certificates::people_come_with_certificates_of_the_cluster),
+    ("a_certificate_of_another_authority_is_refused", certificates::a_certificate_of_another_authority_is_refused),
     ("an_upgrade_leaves_a_running_training_alone", upgrade::an_upgrade_leaves_a_running_training_alone),
     ("a_training_outlives_an_uninstalled_chart", upgrade::a_training_outlives_an_uninstalled_chart),
     ("a_pod_that_observes_may_only_read", install::a_pod_that_observes_may_only_read),

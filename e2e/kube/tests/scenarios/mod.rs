@@ -11,6 +11,7 @@ mod life;
 mod lost;
 mod observe;
 mod others;
+mod secured;
 mod teams;
 mod told;
 mod training;
@@ -77,6 +78,7 @@ pub const ALL: &[(&str, Test)] = &[
     ("a_node_that_is_removed_comes_back", care::a_node_that_is_removed_comes_back),
     ("a_node_is_checked_before_it_takes_work_again", care::a_node_is_checked_before_it_takes_work_again),
     ("a_control_plane_may_die_at_any_write", crashes::a_control_plane_may_die_at_any_write),
+    ("agents_say_nothing_without_tls", secured::agents_say_nothing_without_tls),
     ("the_apiserver_may_be_away", crashes::the_apiserver_may_be_away),
     ("rights_may_be_missing_for_a_moment", crashes::rights_may_be_missing_for_a_moment),
     ("a_lost_store_is_rebuilt", lost::a_lost_store_is_rebuilt),

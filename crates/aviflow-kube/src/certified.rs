@@ -1,0 +1,241 @@
+//! People with client certificates, and the certificate that an administrator gives: what the cluster says of both,
+//! read again and again, as both change.
+//!
+//! The API server publishes the authorities whose client certificates it takes. What it takes, the control plane
+//! takes too; while it cannot be read, or where there are none, certificates are refused with why.
+
+use crate::authority::{pair, said};
+use crate::names;
+use aviflow_agent::protocol::CONTROL_PLANE;
+use aviflow_api::rights::Identity;
+use aviflow_tls::{Authorities, CertificateDer, Shown};
+use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+use kube::{Api, Client};
+use std::collections::BTreeMap;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+/// Where the API server publishes its authorities.
+const PUBLISHED: (&str, &str) = ("kube-system", "extension-apiserver-authentication");
+/// The key with those of clients.
+const CLIENT_CA: &str = "client-ca-file";
+
+/// How often the cluster is asked again.
+const AGAIN: Duration = Duration::from_secs(15);
+
+/// How often the own certificate is signed anew, long before it is over.
+const RENEWED: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Every identity is of this group, as the API server has it.
+const AUTHENTICATED: &str = "system:authenticated";
+
+/// Why a certificate makes nobody.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Uncertified {
+    /// It does not hold.
+    Refused(String),
+    /// The cluster has not said yet which ones hold.
+    Unknown(String),
+}
+
+/// The authorities of the cluster's people, as last read.
+#[derive(Default)]
+pub struct Clients(RwLock<State>);
+
+enum State {
+    /// Why it is not known which there are.
+    Unknown(String),
+    /// The cluster has none.
+    None,
+    /// These, and the text in which they stand.
+    Known(String, Arc<Authorities>),
+}
+
+impl Default for State {
+    fn default() -> State {
+        State::Unknown("it was not asked yet".to_owned())
+    }
+}
+
+impl Clients {
+    /// Whose a certificate is, which is the first, with those above it.
+    ///
+    /// # Errors
+    /// With why it is nobody's.
+    pub fn who(&self, chain: &[CertificateDer<'_>]) -> Result<Identity, Uncertified> {
+        let authorities = match &*self.0.read().unwrap_or_else(PoisonError::into_inner) {
+            State::Unknown(why) => return Err(Uncertified::Unknown(why.clone())),
+            State::None => {
+                let (namespace, name) = PUBLISHED;
+                return Err(Uncertified::Refused(format!(
+                    "this cluster takes none, as ConfigMap {namespace}/{name} has no `{CLIENT_CA}`"
+                )));
+            }
+            State::Known(_, authorities) => authorities.clone(),
+        };
+        let person = authorities.who(chain).map_err(Uncertified::Refused)?;
+        if names::is_job_pod(&person.user) {
+            return Err(Uncertified::Refused("it names the account of job pods, which is nobody here".to_owned()));
+        }
+        let mut groups = person.groups;
+        if !groups.iter().any(|group| group == AUTHENTICATED) {
+            groups.push(AUTHENTICATED.to_owned());
+        }
+        let id = format!("X509SHA256={}", aviflow_api::environment::hex(&person.fingerprint));
+        let extra = BTreeMap::from([("authentication.kubernetes.io/credential-id".to_owned(), vec![id])]);
+        Ok(Identity { user: person.user, uid: None, groups, extra })
+    }
+
+    /// Takes what the ConfigMap says; tells what of it is news.
+    fn take(&self, read: Result<Option<String>, String>) -> Option<String> {
+        let mut state = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        match read {
+            Ok(Some(pem)) => {
+                if matches!(&*state, State::Known(known, _) if *known == pem) {
+                    return None;
+                }
+                match Authorities::read(pem.as_bytes()) {
+                    Ok(authorities) => {
+                        *state = State::Known(pem, Arc::new(authorities));
+                        Some("client certificates of the cluster are taken".to_owned())
+                    }
+                    Err(why) => state.unknown(format!("its `{CLIENT_CA}` is of no use: {why}")),
+                }
+            }
+            Ok(None) => {
+                let news = !matches!(&*state, State::None);
+                *state = State::None;
+                news.then(|| "the cluster takes no client certificates, and so this does not".to_owned())
+            }
+            // What was known holds on while the cluster does not answer: it has not been taken back.
+            Err(_) if matches!(&*state, State::Known(..)) => None,
+            Err(why) => state.unknown(why),
+        }
+    }
+}
+
+impl State {
+    fn unknown(&mut self, why: String) -> Option<String> {
+        let news = !matches!(self, State::Unknown(known) if *known == why);
+        *self = State::Unknown(why.clone());
+        news.then(|| format!("client certificates are not taken: {why}"))
+    }
+}
+
+/// What keeps both up to date.
+pub struct Keeper {
+    client: Client,
+    clients: Option<Arc<Clients>>,
+    shown: Arc<Shown>,
+    given: Option<(String, String)>,
+    /// Of the administrator's certificate that is shown.
+    version: Option<String>,
+    /// Why none of it is; said once.
+    trouble: Option<String>,
+}
+
+impl Keeper {
+    /// Of the `clients` of a cluster, where any are taken, and of the administrator's certificate in the Secret
+    /// `given`, by namespace and name.
+    #[must_use]
+    pub fn new(
+        client: Client,
+        clients: Option<Arc<Clients>>,
+        shown: Arc<Shown>,
+        given: Option<(String, String)>,
+    ) -> Keeper {
+        Keeper { client, clients, shown, given, version: None, trouble: None }
+    }
+
+    /// Asks the cluster once, before anybody comes; `note` is told what is news.
+    pub async fn look(&mut self, note: &(dyn Fn(&str) + Sync)) {
+        self.look_for_clients(note).await;
+        let trouble = self.look_for_given().await.err();
+        if let Some(why) = trouble.as_ref().filter(|_| trouble != self.trouble) {
+            // It may come yet. Until then it is the own certificate that is shown.
+            note(&format!("the administrator's certificate is not taken: {why}"));
+        }
+        self.trouble = trouble;
+    }
+
+    /// Asks again and again, for ever.
+    pub async fn run(mut self, note: impl Fn(&str) + Sync) {
+        let mut renewed = Instant::now();
+        loop {
+            tokio::time::sleep(AGAIN).await;
+            self.look(&note).await;
+            if renewed.elapsed() >= RENEWED {
+                match self.shown.renew() {
+                    Ok(()) => renewed = Instant::now(),
+                    Err(why) => note(&format!("the own certificate is not renewed: {why}")),
+                }
+            }
+        }
+    }
+
+    async fn look_for_clients(&self, note: &(dyn Fn(&str) + Sync)) {
+        let Some(clients) = &self.clients else { return };
+        let (namespace, name) = PUBLISHED;
+        let maps: Api<ConfigMap> = Api::namespaced(self.client.clone(), namespace);
+        let read = match maps.get_opt(name).await {
+            Ok(map) => Ok(map.and_then(|map| map.data?.remove(CLIENT_CA)).filter(|pem| !pem.trim().is_empty())),
+            Err(e) => Err(format!("the ConfigMap {namespace}/{name}, with the cluster's authorities, {}", said(e))),
+        };
+        if let Some(news) = clients.take(read) {
+            note(&news);
+        }
+    }
+
+    /// Shows the administrator's certificate if it has changed since it was looked at.
+    async fn look_for_given(&mut self) -> Result<(), String> {
+        let Some((namespace, name)) = &self.given else { return Ok(()) };
+        let secrets: Api<Secret> = Api::namespaced(self.client.clone(), namespace);
+        let failed = |why: String| format!("the Secret {namespace}/{name} {why}");
+        let secret = secrets.get(name).await.map_err(|e| failed(said(e)))?;
+        if secret.metadata.resource_version.is_some() && secret.metadata.resource_version == self.version {
+            return Ok(());
+        }
+        let pair = pair(&secret).and_then(|(certificate, key)| aviflow_tls::pem::pair(certificate, key));
+        self.shown.give(pair.map_err(|why| failed(format!("holds no certificate: {why}")))?);
+        self.version = secret.metadata.resource_version;
+        Ok(())
+    }
+}
+
+/// The names of a control plane behind a Service, as those who know its own authority ask for it.
+#[must_use]
+pub fn names_of(service: &str, namespace: &str) -> Vec<String> {
+    ["", ".svc", ".svc.cluster.local"]
+        .map(|rest| format!("{service}.{namespace}{rest}"))
+        .into_iter()
+        .chain([service, "localhost", CONTROL_PLANE].map(str::to_owned))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::SystemTime;
+
+    #[test]
+    fn what_was_known_holds_on_and_what_is_not_known_makes_nobody() {
+        let clients = Clients::default();
+        let shown = [CertificateDer::from(vec![1])];
+        let why = |clients: &Clients| clients.who(&shown).unwrap_err();
+        assert_eq!(why(&clients), Uncertified::Unknown("it was not asked yet".to_owned()));
+        assert!(clients.take(Err("away".to_owned())).unwrap().contains("are not taken: away"));
+        assert_eq!(clients.take(Err("away".to_owned())), None, "said once");
+        assert_eq!(why(&clients), Uncertified::Unknown("away".to_owned()));
+        assert!(clients.take(Ok(None)).unwrap().contains("takes no client certificates"));
+        assert!(matches!(why(&clients), Uncertified::Refused(why) if why.contains("this cluster takes none")));
+        let authority = aviflow_tls::Authority::make(SystemTime::now()).unwrap().certificate;
+        assert!(clients.take(Ok(Some(authority.clone()))).is_some());
+        assert_eq!(clients.take(Ok(Some(authority))), None, "no news");
+        for read in [Err("away".to_owned()), Err("still away".to_owned())] {
+            assert_eq!(clients.take(read), None);
+            assert_eq!(why(&clients), Uncertified::Refused("it cannot be read".to_owned()), "asked of the authorities");
+        }
+        assert!(clients.take(Ok(Some("nothing".to_owned()))).unwrap().contains("holds no certificate"));
+        assert!(matches!(why(&clients), Uncertified::Unknown(_)));
+    }
+}

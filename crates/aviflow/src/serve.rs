@@ -8,6 +8,7 @@ mod housekeeping;
 mod kube;
 mod rebuild;
 mod seat;
+mod shelf;
 mod shipped;
 pub mod store;
 
@@ -34,6 +35,7 @@ use housekeeping::Housekeeping;
 use seat::{Seat, Stop};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
+use shelf::Shelf;
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::pin::Pin;
@@ -220,8 +222,9 @@ impl Plane {
         };
         let ground = match &client {
             Some(client) => {
-                let (cluster, find) = ((client.clone(), reader.clone()), finder(home, objects.clone()));
-                kube::ground(kube, cluster, folder.to_owned(), find, telemetry.clone(), report, runtime)?
+                let cluster = (client.clone(), reader.clone());
+                let shelf = Arc::new(Shelf { objects: objects.clone(), find: finder(home, objects.clone()) });
+                kube::ground(kube, cluster, folder.to_owned(), shelf, telemetry.clone(), report, runtime)?
             }
             None => this_machine(config(home, pool, objects.clone())?, telemetry.clone(), report, runtime)?,
         };

@@ -2,11 +2,13 @@
 //! a pod, as administrators install it.
 
 pub mod chart;
+mod index;
 mod local;
 mod plane;
 mod said;
 mod things;
 
+pub use index::Index;
 pub use local::Local;
 pub use plane::{LONGEST, Plane};
 pub use said::{BY_STATE, partitions};

@@ -35,8 +35,7 @@ const PIP: [&str; 13] = [
 ];
 
 /// Variables of pip by which packages would end up in another place, or others with them.
-pub const ELSEWHERE: [&str; 6] =
-    ["PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER", "PIP_REQUIREMENT", "PIP_CONSTRAINT"];
+const ELSEWHERE: [&str; 6] = ["PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER", "PIP_REQUIREMENT", "PIP_CONSTRAINT"];
 
 /// How much of a program is searched for the interpreter: its first lines.
 const HEAD: usize = 1024;

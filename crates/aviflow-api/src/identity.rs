@@ -11,9 +11,12 @@ use sha2::{Digest, Sha256};
 /// The fact by which an attempt reports its hash.
 pub const HASH_FACT: &str = "aviflow.hash";
 
+/// The fact by which an attempt reports the SHA-256 of the packages that its layer had.
+pub const LAYER_FACT: &str = "aviflow.layer";
+
 /// SHA-256, hexadecimal, over the canonical JSON (sorted keys, no blanks) of the
 /// document (which has the seed), the hash of its code, of its environment and
-/// of its data, and what its image was resolved to. Where and when it was submitted, and as a repetition of what,
+/// of its data, what its image was resolved to, and the lock of its own packages. Where and when it was submitted, and as a repetition of what,
 /// does not enter.
 #[must_use]
 pub fn job_hash(spec: &JobSpec, provenance: &Provenance) -> String {
@@ -26,6 +29,10 @@ pub fn job_hash(spec: &JobSpec, provenance: &Provenance) -> String {
     // Only where there is one: the hashes of jobs without stay what they were.
     if let Some(image) = &provenance.image {
         whole["image"] = json!({"pinned": image.pinned, "env": image.env, "prefix": image.prefix});
+    }
+    // The lock and the platform: image and namespace do not make other packages of it.
+    if let Some(layer) = &provenance.layer {
+        whole["layer"] = json!({"lock": layer.lock, "platform": layer.platform});
     }
     let mut text = String::new();
     canonical(&whole, &mut text);
@@ -66,7 +73,7 @@ fn canonical(value: &Value, text: &mut String) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spec::{CodeSnapshot, ResolvedImage};
+    use crate::spec::{CodeSnapshot, Layer, ResolvedImage};
 
     fn spec(name: &str) -> JobSpec {
         let text = format!("name: {name}\nnodes: 1\ngpusPerNode: 2\nrun: python train.py\n");
@@ -94,5 +101,16 @@ mod tests {
         assert_ne!(job_hash(&base, &image("a:1", "a@1")), job_hash(&base, &image("a:1", "a@2")), "its tag moved");
         assert_eq!(job_hash(&base, &image("a:1", "a@1")), job_hash(&base, &image("a:2", "a@1")), "the same content");
         assert_ne!(job_hash(&seeded, &none), hash);
+        let layered = |namespace: &str, lock: &str| Provenance {
+            layer: Some(Layer::new(namespace, "a@sha256:1", lock, "linux/amd64")),
+            ..none.clone()
+        };
+        assert_ne!(job_hash(&base, &layered("nlp", "1")), hash);
+        assert_ne!(job_hash(&base, &layered("nlp", "1")), job_hash(&base, &layered("nlp", "2")), "another lock");
+        assert_eq!(
+            job_hash(&base, &layered("nlp", "1")),
+            job_hash(&base, &layered("vision", "1")),
+            "the same packages"
+        );
     }
 }

@@ -3,8 +3,10 @@
 //! Files have shorthand (`nodes: 4`, `run` as text); objects and REST have this form.
 
 use crate::duration::Duration;
+use crate::environment::hex;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 
 /// A declared training.
@@ -248,6 +250,9 @@ pub struct Provenance {
     /// The image, resolved: where a cluster runs it, and not this machine. Told by the control plane alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<ResolvedImage>,
+    /// Packages of the job's own that are layered onto the image.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layer: Option<Layer>,
     /// SHA-256 of each data source that can be hashed, by its name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub data: BTreeMap<String, String>,
@@ -263,6 +268,27 @@ pub struct Provenance {
     /// The file it was submitted from, as a person would name it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file: Option<String>,
+}
+
+impl Provenance {
+    /// The hash of what must be made before the job can run: an environment of this machine, or a layer of a cluster.
+    #[must_use]
+    pub fn made_first(&self) -> Option<&str> {
+        let environment = self.environment.as_ref().map(|environment| &environment.hash);
+        environment.or(self.layer.as_ref().map(|layer| &layer.hash)).map(String::as_str)
+    }
+
+    /// SHA-256 of each lock that it refers to.
+    pub fn locks(&self) -> impl Iterator<Item = &String> {
+        let environment = self.environment.iter().flat_map(|environment| &environment.locks);
+        environment.chain(self.layer.iter().map(|layer| &layer.lock))
+    }
+
+    /// Everything by which the store finds what is kept for it: objects by their content, and the layer by its hash.
+    pub fn objects(&self) -> impl Iterator<Item = &String> {
+        let code = self.code.iter().map(|code| &code.sha256);
+        code.chain(self.locks()).chain(self.layer.iter().map(|layer| &layer.hash))
+    }
 }
 
 /// An object of a cluster.
@@ -316,6 +342,38 @@ pub struct ResolvedImage {
     pub deprecated: Option<String>,
 }
 
+/// Packages of a job's own, which are layered onto the image that it runs in. A client tells the lock alone.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Layer {
+    /// SHA-256 of the lock (an object of the store).
+    pub lock: String,
+    /// What its packages are made for, `linux/amd64`.
+    #[serde(default)]
+    pub platform: String,
+    /// By what it is found: the hash over the namespace, the image, the lock and the platform.
+    #[serde(default)]
+    pub hash: String,
+}
+
+impl Layer {
+    /// A lock's layer for an image, which is named by its digest.
+    ///
+    /// The namespace enters, as who may run commands in its pods may change what is built there, and harms his own
+    /// team alone. Content that is the same is kept once all the same.
+    #[must_use]
+    pub fn new(namespace: &str, pinned: &str, lock: &str, platform: &str) -> Layer {
+        // Where it is pulled from makes no other image of it.
+        let image = pinned.split_once('@').map_or(pinned, |(_, digest)| digest);
+        let mut hasher = Sha256::new();
+        for part in ["aviflow-layer-1", namespace, image, lock, platform] {
+            hasher.update((part.len() as u64).to_be_bytes());
+            hasher.update(part);
+        }
+        Layer { lock: lock.to_owned(), platform: platform.to_owned(), hash: hex(&hasher.finalize()) }
+    }
+}
+
 /// An environment by its content.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -333,4 +391,36 @@ pub struct ResolvedEnvironment {
     /// Default variables.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_layer_is_found_by_what_it_is_made_of() {
+        let hash = |namespace: &str, image: &str, lock: &str, platform: &str| {
+            Layer::new(namespace, image, lock, platform).hash
+        };
+        let one = hash("nlp", "r/a@sha256:1", "l", "linux/amd64");
+        assert_eq!(one, hash("nlp", "mirror/a@sha256:1", "l", "linux/amd64"), "the same content from elsewhere");
+        for other in [
+            hash("vision", "r/a@sha256:1", "l", "linux/amd64"),
+            hash("nlp", "r/a@sha256:2", "l", "linux/amd64"),
+            hash("nlp", "r/a@sha256:1", "m", "linux/amd64"),
+            hash("nlp", "r/a@sha256:1", "l", "linux/arm64"),
+        ] {
+            assert_ne!(one, other);
+        }
+    }
+
+    #[test]
+    fn what_a_job_refers_to_is_kept() {
+        let layer = Layer::new("nlp", "r/a@sha256:1", "lock", "linux/amd64");
+        let code = CodeSnapshot { sha256: "code".into(), bytes: 1, files: 1, commit: None, dirty: false };
+        let provenance = Provenance { layer: Some(layer.clone()), code: Some(code), ..Provenance::default() };
+        assert_eq!(provenance.objects().collect::<Vec<_>>(), ["code", "lock", layer.hash.as_str()]);
+        assert_eq!(provenance.made_first(), Some(layer.hash.as_str()));
+        assert_eq!(Provenance::default().made_first(), None);
+    }
 }

@@ -470,7 +470,9 @@ impl<S: Store> Engine<S> {
         let candidates: BTreeSet<EnvironmentHash> = work.jobs.values().filter_map(ended).collect();
         for hash in candidates {
             if !self.snapshot.jobs.values().any(|j| j.environment.as_ref() == Some(&hash)) {
-                self.snapshot.environments.remove(&hash);
+                if self.snapshot.environments.remove(&hash) == Some(EnvironmentState::Preparing) {
+                    work.orders.push(Order::Abandon { hash: hash.clone() });
+                }
                 work.environments.insert(hash);
             }
         }

@@ -58,6 +58,11 @@ pub enum Order {
         /// A job that wants it; says where the locks are.
         record: Arc<JobRecord>,
     },
+    /// No job wants an environment any more: end what makes it. What is complete may be kept.
+    Abandon {
+        /// Which.
+        hash: EnvironmentHash,
+    },
     /// Start the workers of an attempt, or adopt those that already exist. They
     /// report `WorkerReady` and start no rank before `Confirm`.
     Launch {

@@ -5,13 +5,15 @@ use crate::books::Books;
 use crate::check::{self, Ground};
 use crate::cluster::{KubeConfig, Listed, Message};
 use crate::create::create_all;
+use crate::depot::Builds;
 use crate::documents::read::Kind;
 use crate::keep::Keeping;
+use crate::layer::build::Making;
 use crate::namespace::Namespaces;
 use crate::object;
 use crate::observe::Sightings;
 use crate::pod::Share;
-use crate::profile::Profile;
+use crate::profile::{NodeFacts, Profile};
 use crate::site::{Own, PodRef, Pods, heard};
 use aviflow_api::convert::GRACE;
 use aviflow_api::rest::ExecFrame;
@@ -52,6 +54,10 @@ pub(crate) struct Body {
     pub(crate) sightings: Sightings,
     pub(crate) namespaces: Arc<Namespaces>,
     pub(crate) keeping: Keeping,
+    /// Layers that are being made.
+    pub(crate) making: Making,
+    /// The same, as the depot knows them.
+    pub(crate) builds: Builds,
     /// The pools of the cluster's objects.
     pub(crate) pools: BTreeMap<String, Profile>,
     pub(crate) requests: Arc<Semaphore>,
@@ -150,8 +156,15 @@ impl Body {
                 if begins {
                     // What an earlier term kept and this one did not speak of.
                     self.books.names().iter().for_each(|node| self.keep(node));
+                    self.sweep_layers();
                 }
                 self.workers.notify();
+            }
+            Message::Made(hash, number, made) => self.made(hash, number, made),
+            Message::Platforms(types, answer) => {
+                let may = |node: &&NodeFacts| types.is_empty() || types.contains(&node.gpu_type);
+                // Who asked may have gone.
+                let _ = answer.send(self.books.nodes().filter(may).map(|node| node.platform.clone()).collect());
             }
             Message::Observe(answer) => {
                 let now = aviflow_engine::driver::wall_clock().0;
@@ -219,13 +232,10 @@ impl Body {
                 }
                 self.keeping.begin();
             }
-            // An image is pulled by kubelet; what cannot be resolved is refused at submission.
-            Order::Prepare { record } => {
-                if let Some(environment) = &record.provenance.environment {
-                    let hash = aviflow_core::model::EnvironmentHash(environment.hash.clone());
-                    self.workers.report(Observation::EnvironmentReady { hash }, None);
-                }
-            }
+            // An image is pulled by kubelet, and what cannot be resolved is refused at submission: what is made is a
+            // layer.
+            Order::Prepare { record } => self.make_layer(&record),
+            Order::Abandon { hash } => self.abandon(&hash.0),
             Order::Launch { record, attempt, placement, nodes, heard } => {
                 self.launch(&record, attempt, &placement, &nodes, &heard);
             }
@@ -270,6 +280,7 @@ impl Body {
                 let own = Own {
                     node: node.clone(),
                     code,
+                    layer: record.provenance.layer.as_ref().map(|layer| layer.hash.clone()),
                     workers,
                     silent: heard.then(Instant::now),
                     heard,

@@ -218,7 +218,7 @@ async fn output(api: &Api<Pod>, name: &str, to: &mpsc::Sender<ExecFrame>) -> Opt
 }
 
 /// Deletes the pod, and waits until it is gone.
-async fn remove(api: &Api<Pod>, name: &str) {
+pub(crate) async fn remove(api: &Api<Pod>, name: &str) {
     let now = DeleteParams { grace_period_seconds: Some(1), ..DeleteParams::default() };
     loop {
         match insist(|| async { api.delete(name, &now).await.map(|_| ()) }).await {

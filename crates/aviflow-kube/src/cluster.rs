@@ -7,8 +7,9 @@
 use crate::body::Body;
 use crate::books::Books;
 use crate::check::Check;
-use crate::depot::{self, Objects};
+use crate::depot::{self, Builds, Objects};
 use crate::keep::Keeping;
+use crate::layer::build::Making;
 use crate::mounts::Trouble;
 use crate::observe::Sightings;
 use crate::pod;
@@ -19,7 +20,7 @@ use aviflow_engine::telemetry::{StreamKey, Telemetry};
 use aviflow_link::{Durable, ExecError, ExecStream, Workers};
 use aviflow_tls::Listener;
 use kube::Client;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::{Semaphore, mpsc, oneshot};
@@ -41,8 +42,10 @@ pub struct KubeConfig {
     pub observe: bool,
     /// What holds for all pods.
     pub site: pod::Site,
-    /// Where code snapshots are.
-    pub objects: Objects,
+    /// Where code snapshots, locks and layers are.
+    pub objects: Arc<dyn Objects>,
+    /// Variables of pip, where it makes layers.
+    pub pip: Vec<(String, String)>,
     /// The term under which the store is held now; none where the store does not answer. It may wait for that.
     pub held: Held,
 }
@@ -51,7 +54,7 @@ pub struct KubeConfig {
 pub struct Listeners {
     /// For agents.
     pub agents: Listener,
-    /// For code.
+    /// For code and layers.
     pub depot: Listener,
 }
 
@@ -96,6 +99,10 @@ pub(crate) enum Message {
     NotCreated(StreamKey, String),
     /// A worker's pod is on its node and does not begin.
     NotBegun(StreamKey, PodRef, Trouble),
+    /// A layer is there, or cannot be made.
+    Made(String, u64, Result<(), String>),
+    /// Somebody asks which platforms the nodes have that a job may be on, by the accelerator types that it takes.
+    Platforms(Vec<String>, oneshot::Sender<BTreeSet<String>>),
     /// Somebody asks who holds the GPUs.
     Observe(oneshot::Sender<Observed>),
     /// A node is to be checked.
@@ -119,7 +126,10 @@ impl KubeCluster {
         let (orders, messages) = mpsc::unbounded_channel();
         let (objects, observe) = (config.objects.clone(), config.observe);
         let listed = Arc::<Listed>::default();
+        let builds = Builds::default();
         let body = Body {
+            making: Making::default(),
+            builds: builds.clone(),
             workers: workers.clone(),
             books: Books::new(Vec::new()),
             sightings: Sightings::default(),
@@ -135,7 +145,7 @@ impl KubeCluster {
         };
         let tasks = vec![
             runtime.spawn(aviflow_link::listen(workers.clone(), Agents(listeners.agents))).abort_handle(),
-            runtime.spawn(depot::serve(workers.clone(), objects, listeners.depot)).abort_handle(),
+            runtime.spawn(depot::serve(workers.clone(), objects, builds, listeners.depot)).abort_handle(),
             runtime.spawn(body.run(messages)).abort_handle(),
         ];
         KubeCluster { workers, listed, orders, observe, tasks }
@@ -183,6 +193,15 @@ impl KubeHandle {
         let (answer, asked) = oneshot::channel();
         self.orders.send(Message::Observe(answer)).ok()?;
         asked.blocking_recv().ok()
+    }
+
+    /// The platforms of the nodes with these accelerator types, or of all nodes if none is given; none once the cluster
+    /// is dropped.
+    pub async fn platforms(&self, gpu_types: Vec<String>) -> BTreeSet<String> {
+        let (answer, asked) = oneshot::channel();
+        // Once the cluster is dropped nobody answers.
+        let _ = self.orders.send(Message::Platforms(gpu_types, answer));
+        asked.await.unwrap_or_default()
     }
 
     /// Checks a node that nothing of ours runs on, see [`mod@crate::check`]. The last frame is `Exit` or `Failed`;

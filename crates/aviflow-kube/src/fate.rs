@@ -158,7 +158,7 @@ fn ended(pod: &Pod, main: Option<&ContainerStatus>, prepare: Option<&ContainerSt
 }
 
 /// What kubelet says of a pod that it ended or would not take.
-fn pod_reason(pod: &Pod) -> Option<String> {
+pub(crate) fn pod_reason(pod: &Pod) -> Option<String> {
     let status = pod.status.as_ref()?;
     match (status.reason.as_deref(), status.message.as_deref()) {
         (Some(reason), Some(message)) => Some(format!("{reason}: {}", message.trim().trim_end_matches('.'))),
@@ -185,7 +185,8 @@ fn disruption(pod: &Pod) -> String {
     if message.is_empty() { what.to_owned() } else { format!("{what}: {message}") }
 }
 
-fn unschedulable(pod: &Pod) -> Option<String> {
+/// Why kube-scheduler finds no node for a pod, if so.
+pub(crate) fn unschedulable(pod: &Pod) -> Option<String> {
     let conditions = pod.status.as_ref()?.conditions.as_ref()?;
     let scheduled = conditions.iter().find(|c| c.type_ == "PodScheduled")?;
     if scheduled.status != "False" || scheduled.reason.as_deref() == Some("SchedulingGated") {
@@ -196,6 +197,11 @@ fn unschedulable(pod: &Pod) -> Option<String> {
 
 /// Why a container waits that will not stop waiting.
 fn stuck(container: &ContainerStatus) -> Option<Fate> {
+    hindered(container).map(|reason| Fate::Stuck { reason, lasting: container.name == MAIN })
+}
+
+/// The same, in words.
+pub(crate) fn hindered(container: &ContainerStatus) -> Option<String> {
     let waiting = container.state.as_ref()?.waiting.as_ref()?;
     let what = match waiting.reason.as_deref()? {
         // The first failure may pass; kubelet backs off after the second.
@@ -212,7 +218,7 @@ fn stuck(container: &ContainerStatus) -> Option<Fate> {
     if message.starts_with("secret \"") || message.contains(" in Secret ") {
         reason.push_str("; `kubectl create secret generic NAME --from-literal=KEY=…` in the job's namespace makes one");
     }
-    Some(Fate::Stuck { reason, lasting: container.name == MAIN })
+    Some(reason)
 }
 
 #[cfg(test)]

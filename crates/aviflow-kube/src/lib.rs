@@ -26,7 +26,8 @@
 //! | [`lease`] | which of several control planes takes the store |
 //! | [`reach`] | the way from a person's machine to the control plane |
 //! | [`own`] | the control plane's own pod |
-//! | [`depot`] | where pods fetch their code |
+//! | [`depot`] | where pods fetch code and layers, and hand layers up |
+//! | [`layer`] | the pod that makes a layer, of a job's own packages |
 //! | [`namespace`] | what a namespace needs before job pods can be in it |
 //! | [`registry`] | which content a tag stands for |
 //! | [`resolve`] | what the containers of a job are to run |
@@ -56,6 +57,7 @@ pub mod fate;
 pub mod fence;
 pub mod identity;
 mod keep;
+pub mod layer;
 pub mod lease;
 mod lookout;
 pub mod mirror;

@@ -72,6 +72,7 @@ impl Body {
 
     pub(crate) fn pod_seen(&mut self, pod: Pod) {
         self.kept_pod(&pod, true);
+        self.layer_pod(&pod);
         let live = |key: StreamKey| self.workers.lock().workers.contains_key(&key);
         self.sightings.pod(&pod, &self.books);
         let said = self.books.pod(&pod, live);
@@ -191,6 +192,7 @@ impl Body {
         self.kept_pod(pod, false);
         if let Some(uid) = &pod.metadata.uid {
             self.sightings.gone(uid);
+            self.layer_pod_deleted(uid);
             let said = self.books.pod_deleted(uid);
             self.say(said);
         }

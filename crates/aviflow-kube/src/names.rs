@@ -18,6 +18,8 @@ pub const PLACEHOLDER: &str = "aviflow.dev/placeholder";
 pub const PREEMPTIBLE: &str = "aviflow.dev/preemptible";
 /// The disruption budget of each namespace for these.
 pub const BUDGET: &str = "aviflow-not-preemptible";
+/// Label of a pod that makes a layer: as much of the layer's hash as a label holds.
+pub const LAYER: &str = "aviflow.dev/layer";
 /// Label: who made it.
 pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
 /// The value of [`MANAGED_BY`].

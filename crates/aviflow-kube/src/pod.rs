@@ -26,6 +26,8 @@ pub const HOME: &str = "/aviflow";
 pub const FOLDER: &str = "/aviflow/worker";
 /// The code.
 pub const CODE: &str = "/aviflow/code";
+/// Packages of the job's own, if it has any.
+pub const LAYER: &str = "/aviflow/layer";
 /// The token that proves who the worker is.
 pub const TOKEN: &str = "/var/run/aviflow/token";
 /// The variable with the worker's spec, for the container that prepares.
@@ -40,7 +42,7 @@ pub const DEPOT: &str = "AVIFLOW_DEPOT";
 pub struct Site {
     /// Host and port where agents connect.
     pub agents: String,
-    /// `https://` (`http://` without an authority), host and port where code comes from.
+    /// `https://` (`http://` without an authority), host and port where code and layers come from.
     pub depot: String,
     /// The certificate in PEM of the authority by which the control plane is known at both.
     pub authority: Option<String>,
@@ -279,7 +281,7 @@ fn worker_spec(record: &JobRecord, share: &Share, profile: &Profile, site: &Site
         cwd: PathBuf::from(CODE),
         env,
         inherit: true,
-        prepend: BTreeMap::from([("PYTHONPATH".to_owned(), format!("{HOME}/python"))]),
+        prepend: prepended(record),
         ranks,
         first_rank: key.worker * ranks,
         world_size: share.workers * ranks,
@@ -293,6 +295,16 @@ fn worker_spec(record: &JobRecord, share: &Share, profile: &Profile, site: &Site
         // Nobody is there to see a lone worker's ranks stopped, or to take its place.
         fence_after_ms: u64::try_from(site.fence_after.0).ok().filter(|_| share.workers > 1),
     })
+}
+
+/// What stands before the image's own: the hooks, and a layer with the job's packages.
+fn prepended(record: &JobRecord) -> BTreeMap<String, String> {
+    let mut prepend = BTreeMap::from([("PYTHONPATH".to_owned(), format!("{HOME}/python"))]);
+    if record.provenance.layer.is_some() {
+        prepend.insert("PYTHONPATH".to_owned(), format!("{HOME}/python:{LAYER}/site"));
+        prepend.insert("PATH".to_owned(), format!("{LAYER}/bin"));
+    }
+    prepend
 }
 
 fn mount_of(data: &aviflow_api::spec::Data) -> String {

@@ -115,7 +115,9 @@ impl<C: Cluster> Cluster for Pretended<C> {
                 Order::Confirm { job, attempt, epoch, .. } => self.start((*job, *attempt), *epoch),
                 Order::Stop { job, attempt, .. } => self.stop((*job, *attempt)),
                 Order::Remove { .. } => {}
-                Order::Reconcile { .. } | Order::Prepare { .. } | Order::Keep { .. } => others.push(stamped.clone()),
+                Order::Reconcile { .. } | Order::Prepare { .. } | Order::Abandon { .. } | Order::Keep { .. } => {
+                    others.push(stamped.clone());
+                }
             }
         }
         self.cluster.apply(&others);

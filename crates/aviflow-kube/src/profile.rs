@@ -64,6 +64,8 @@ pub struct NodeFacts {
     pub closed: Option<String>,
     /// Whether others want it empty.
     pub vacate: bool,
+    /// Its operating system and architecture, as `linux/amd64`.
+    pub platform: String,
 }
 
 impl NodeFacts {
@@ -84,6 +86,7 @@ impl NodeFacts {
         let condition = |kind: &str| status.conditions.iter().flatten().find(|c| c.type_ == kind);
         let ready = condition("Ready").is_some_and(|c| c.status == "True");
         let upgrade = upgrade(labels);
+        let info = status.node_info.as_ref();
         Some(NodeFacts {
             name,
             pool: profile.pool.clone(),
@@ -92,6 +95,7 @@ impl NodeFacts {
             allocatable,
             path: profile.path(labels),
             ready,
+            platform: info.map(|i| format!("{}/{}", i.operating_system, i.architecture)).unwrap_or_default(),
             vacate: upgrade.as_ref().is_some_and(|u| u.vacate),
             closed: upgrade.map(|u| u.reason).or_else(|| closed(node, profile)),
         })
@@ -212,6 +216,7 @@ mod tests {
                 ready: true,
                 closed: None,
                 vacate: false,
+                platform: String::new(),
             }
         );
         let unknown = NodeFacts::of(&node(json!({}), status("8", "Unknown")), &[Profile::nvidia("all")]);

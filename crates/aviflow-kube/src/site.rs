@@ -40,6 +40,8 @@ pub struct Own {
     pub(crate) node: String,
     /// SHA-256 of the code snapshot that it may fetch.
     pub(crate) code: Option<String>,
+    /// The hash of the layer that it may fetch.
+    pub(crate) layer: Option<String>,
     /// Workers of its gang.
     pub(crate) workers: u32,
     /// Since when its agent has not been connected; none while it is, or never was.

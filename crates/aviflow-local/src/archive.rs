@@ -1,4 +1,4 @@
-//! The one form in which code is archived, and by which it is hashed.
+//! The one form in which code, and a layer of packages, is archived, and by which it is hashed.
 //!
 //! An uncompressed tar of files and links, sorted by path, with no times, owners
 //! or folders in it; of the mode only the execute bit counts. So the same content
@@ -99,18 +99,26 @@ impl<W: Write> Write for Hashing<W> {
     }
 }
 
-/// The SHA-256 that an archive of all that lies in a folder would have.
+/// Archives all that lies in a folder; gives the archive's SHA-256 and its bytes.
 ///
 /// # Errors
-/// If something cannot be read, or is neither a file, a folder nor a link.
-pub fn hash(folder: &Path) -> io::Result<String> {
+/// If something cannot be read, or is neither a file, a folder nor a link, or the archive cannot be written.
+pub fn pack(folder: &Path, into: impl Write) -> io::Result<(String, u64)> {
     let mut entries = BTreeMap::new();
     collect(folder, Path::new(""), &mut entries)?;
-    let mut archive = Archive::new(io::sink());
+    let mut archive = Archive::new(into);
     for (name, entry) in &entries {
         archive.add(folder, name, entry)?;
     }
-    Ok(archive.finish()?.0)
+    archive.finish()
+}
+
+/// The SHA-256 that an archive of all that lies in a folder would have.
+///
+/// # Errors
+/// As [`pack`].
+pub fn hash(folder: &Path) -> io::Result<String> {
+    Ok(pack(folder, io::sink())?.0)
 }
 
 fn collect(root: &Path, below: &Path, entries: &mut BTreeMap<PathBuf, Entry>) -> io::Result<()> {
@@ -136,17 +144,6 @@ fn collect(root: &Path, below: &Path, entries: &mut BTreeMap<PathBuf, Entry>) ->
 mod tests {
     use super::*;
 
-    /// Archives a folder as it is.
-    fn archive(folder: &Path, to: &Path) -> String {
-        let mut entries = BTreeMap::new();
-        collect(folder, Path::new(""), &mut entries).expect("entries");
-        let mut archive = Archive::new(File::create(to).expect("file"));
-        for (name, entry) in &entries {
-            archive.add(folder, name, entry).expect("added");
-        }
-        archive.finish().expect("written").0
-    }
-
     #[test]
     fn what_was_unpacked_has_the_hash_of_what_was_archived() {
         let home = tempfile::tempdir().expect("folder");
@@ -163,9 +160,10 @@ mod tests {
         fs::set_permissions(code.join("a/b.py"), fs::Permissions::from_mode(0o700)).expect("mode");
         std::os::unix::fs::symlink("../train.py", code.join("a/up")).expect("link");
         let tar = home.path().join("code.tar");
-        let sha256 = archive(&code, &tar);
+        let (sha256, bytes) = pack(&code, File::create(&tar).expect("file")).expect("packed");
+        assert_eq!(fs::metadata(&tar).expect("archive").len(), bytes);
         assert_eq!(sha256, hex(&Sha256::digest(fs::read(&tar).expect("archive"))));
-        crate::code::unpack(&tar, &again).expect("unpacked");
+        crate::code::unpack("code snapshot", &tar, &again).expect("unpacked");
         assert_eq!(hash(&again).expect("hash"), sha256);
 
         let differs = |what: &str| assert_ne!(hash(&again).expect("hash"), sha256, "{what}");

@@ -281,6 +281,8 @@ impl Cluster for LocalCluster {
                     });
                 }
                 Order::Remove { job, attempt } => self.remove(*job, *attempt),
+                // A build goes on to its end: it takes nothing that somebody waits for, and is kept.
+                Order::Abandon { .. } => {}
                 // Nobody else is on this machine's virtual nodes.
                 Order::Keep { .. } => {}
             }

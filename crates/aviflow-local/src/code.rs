@@ -1,4 +1,4 @@
-//! Unpacks a code snapshot into a worker's folder.
+//! Unpacks a code snapshot, or a layer of packages, into a worker's folder.
 //!
 //! An archive may come from anybody who may submit, so nothing of it leaves the
 //! folder. Invariants: every parent of an entry is a real folder that was made
@@ -12,21 +12,21 @@ use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Component, Path, PathBuf};
 use tar::EntryType;
 
-/// Unpacks the archive, which is an uncompressed tar, into a new folder.
+/// Unpacks the archive, which is an uncompressed tar, into a new folder; `what` names it where something is wrong.
 ///
 /// # Errors
 /// With a sentence about the archive, the entry that it refuses, or the disk.
-pub fn unpack(archive: &Path, folder: &Path) -> Result<(), String> {
-    let file = fs::File::open(archive).map_err(|e| format!("the code snapshot cannot be read: {e}"))?;
+pub fn unpack(what: &str, archive: &Path, folder: &Path) -> Result<(), String> {
+    let file = fs::File::open(archive).map_err(|e| format!("the {what} cannot be read: {e}"))?;
     let mut archive = tar::Archive::new(io::BufReader::with_capacity(128 << 10, file));
     fs::create_dir(folder).map_err(|e| cannot_write(folder, &e))?;
     let mut folders = HashSet::from([PathBuf::new()]);
-    let broken = |e: io::Error| format!("the code snapshot is damaged: {e}; submit the job again");
+    let broken = |e: io::Error| format!("the {what} is damaged: {e}; submit the job again");
     for entry in archive.entries().map_err(broken)? {
         let mut entry = entry.map_err(broken)?;
         let named = entry.path().map_err(broken)?.into_owned();
-        let refuse = |why: &str| format!("the code snapshot is refused: `{}` {why}", named.display());
-        let path = inside(&named).ok_or_else(|| refuse("would be written outside of the code folder"))?;
+        let refuse = |why: &str| format!("the {what} is refused: `{}` {why}", named.display());
+        let path = inside(&named).ok_or_else(|| refuse("would be written outside of its folder"))?;
         let kind = entry.header().entry_type();
         if path.as_os_str().is_empty() {
             continue;
@@ -52,7 +52,7 @@ pub fn unpack(archive: &Path, folder: &Path) -> Result<(), String> {
             EntryType::Symlink => {
                 let to = entry.link_name().map_err(broken)?.ok_or_else(|| refuse("is a link to nothing"))?;
                 if !link_stays_inside(parent, &to) {
-                    return Err(refuse(&format!("is a link out of the code folder, to `{}`", to.display())));
+                    return Err(refuse(&format!("is a link out of its folder, to `{}`", to.display())));
                 }
                 std::os::unix::fs::symlink(&to, &target).map_err(|e| cannot_write(&target, &e))?;
             }
@@ -148,7 +148,7 @@ mod tests {
     fn check(entries: &[Entry<'_>]) -> (tempfile::TempDir, Result<(), String>) {
         let folder = tempfile::tempdir().expect("folder");
         archive(&folder.path().join("code.tar"), entries);
-        let result = unpack(&folder.path().join("code.tar"), &folder.path().join("code"));
+        let result = unpack("code snapshot", &folder.path().join("code.tar"), &folder.path().join("code"));
         (folder, result)
     }
 

@@ -316,6 +316,16 @@ impl Environments {
     }
 }
 
+/// Why pip failed that said this, with the package and what to do.
+#[must_use]
+pub fn pip_failure(said: &str) -> String {
+    let mut progress = pip::Progress::default();
+    for line in said.lines() {
+        progress.line(line);
+    }
+    progress.failure()
+}
+
 /// Names what is installed: the interpreter's version and the lock.
 fn layer_key(python: &python::Python, lock: &str) -> String {
     let [major, minor, _] = python.version;

@@ -294,7 +294,7 @@ fn lay_out(shared: &Shared, record: &JobRecord, folder: &Path) -> Result<PathBuf
         let archive = (shared.site.config.objects)(&snapshot.sha256).map_err(|e| {
             format!("the code snapshot {} is not in the store: {e}; submit the job again", snapshot.sha256)
         })?;
-        code::unpack(&archive, &code_folder)?;
+        code::unpack("code snapshot", &archive, &code_folder)?;
         return Ok(code_folder);
     }
     fs::create_dir_all(&work).map_err(|e| format!("{} cannot be made: {e}", work.display()))?;

@@ -139,6 +139,39 @@ fn builders_at_once_build_once() {
 }
 
 #[test]
+fn what_the_control_plane_is_told_is_not_told_to_pip() {
+    let cache = Cache::new();
+    let (folder, seen) = (cache.path("bin"), cache.path("seen"));
+    fs::create_dir(&folder).unwrap();
+    // It says that it is the interpreter, and writes down what each step is given.
+    let fake = folder.join("python3");
+    let real = Command::new("python3").args(["-c", "import sys; print(sys.executable)"]).output().unwrap();
+    let real = String::from_utf8(real.stdout).unwrap();
+    let script = format!(
+        "#!/bin/sh\nif [ \"$2\" = -c ]; then echo 3.12.0; echo {}; exit; fi\nenv > {}\nexec {} \"$@\"\n",
+        fake.display(),
+        seen.display(),
+        real.trim()
+    );
+    fs::write(&fake, script).unwrap();
+    fs::set_permissions(&fake, <fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o755)).unwrap();
+    let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap());
+    let built = Command::new(env!("CARGO_BIN_EXE_aviflow-local-helper"))
+        .arg("build")
+        .arg(cache.home.path())
+        .arg(serde_json::to_string(&cache.environment("h", &[""])).unwrap())
+        .env("PATH", path)
+        .env("AVIFLOW_STORE", "postgres://aviflow:secret@db/aviflow")
+        .env("PIP_INDEX_URL", "https://index.example/simple")
+        .status()
+        .unwrap();
+    assert!(built.success());
+    let seen = fs::read_to_string(seen).unwrap();
+    assert!(seen.contains("PIP_INDEX_URL=https://index.example/simple"), "{seen}");
+    assert!(!seen.contains("AVIFLOW_") && !seen.contains("secret"), "{seen}");
+}
+
+#[test]
 fn packages_are_installed_with_progress() {
     let cache = Cache::new();
     let lock = format!("{}{}", cache.wheel("alpha"), cache.wheel("beta"));

@@ -52,6 +52,11 @@ pub trait Body: Send + Sync {
         Box::pin(async { Ok(None) })
     }
 
+    /// The platform of the nodes that a job may be on, as `linux/amd64`, for which packages of its own are made.
+    fn platform<'a>(&'a self, _spec: &'a JobSpec) -> Settling<'a> {
+        Box::pin(async { Ok(format!("{}/{}", std::env::consts::OS, std::env::consts::ARCH)) })
+    }
+
     /// Who holds the GPUs, and what waits, where others than the control plane start things, too.
     fn observed(&self) -> Option<Observed> {
         None
@@ -84,6 +89,9 @@ pub trait Body: Send + Sync {
 
 /// An answer of [`Body::resolve`].
 pub type Resolving<'a> = Pin<Box<dyn Future<Output = Result<Option<ResolvedImage>, Unresolved>> + Send + 'a>>;
+
+/// An answer of [`Body::platform`].
+pub type Settling<'a> = Pin<Box<dyn Future<Output = Result<String, Unresolved>> + Send + 'a>>;
 
 /// Why it is not known what a job is to run.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]

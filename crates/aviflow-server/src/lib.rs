@@ -52,6 +52,6 @@ mod tests;
 pub use access::{Asked, Identities, Unavailable};
 pub use app::{Applies, Info, Parts, Server, ServerConfig, ServerError};
 pub use auth::{Token, TokenError};
-pub use body::{Body, BodyAgent, CatalogueEntry, ExecRefusal, ExecTarget, NodeTest, Resolving, Unresolved};
+pub use body::{Body, BodyAgent, CatalogueEntry, ExecRefusal, ExecTarget, NodeTest, Resolving, Settling, Unresolved};
 pub use standby::standby;
 pub use submit::{Applied, NotTaken};

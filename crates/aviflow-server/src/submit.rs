@@ -15,11 +15,11 @@ use crate::view::{Names, Waits, count, verdict};
 use aviflow_api::check::{LOCAL, check_support, levels_of};
 use aviflow_api::convert::to_request;
 use aviflow_api::diagnostic::Diagnostic;
-use aviflow_api::environment::{self, Description};
+use aviflow_api::environment::{self, Description, check_lock};
 use aviflow_api::file::check_spec;
 use aviflow_api::rest::{JobDetail, PlanAnswer, Submit};
 use aviflow_api::rights::Right;
-use aviflow_api::spec::{JobSpec, Provenance};
+use aviflow_api::spec::{JobSpec, Layer, Provenance};
 use aviflow_core::explain::NodeNames;
 use aviflow_core::model::{EnvironmentHash, EnvironmentState, Job, JobId, JobKey, Request, Snapshot};
 use aviflow_core::schedule::{Decision, Memo, plan};
@@ -160,6 +160,14 @@ async fn in_parts(
     if submission.provenance.image.is_none() {
         submission.provenance.image = app.parts.body.resolve(&submission.namespace, &submission.spec).await?;
     }
+    if let (Some(layer), Some(image)) = (&submission.provenance.layer, &submission.provenance.image) {
+        let mut platform = layer.platform.clone();
+        if platform.is_empty() {
+            platform = app.parts.body.platform(&submission.spec).await?;
+        }
+        // Always taken anew: by it one job finds what was made for another.
+        submission.provenance.layer = Some(Layer::new(&submission.namespace, &image.pinned, &layer.lock, &platform));
+    }
     Ok(submission)
 }
 
@@ -170,6 +178,11 @@ fn checked(app: &App, submit: Submit, caller: &Caller) -> Result<Submission, Fai
     let admitted = provenance.object.is_some();
     // Of an object only who may restore one has written it.
     provenance.image = provenance.image.filter(|_| admitted);
+    if let Some(layer) = &mut provenance.layer
+        && !admitted
+    {
+        layer.platform.clear();
+    }
     if let Some(name) = &provenance.rerun_of
         && let Ok(id) = resolve(app, name, caller)
     {
@@ -177,6 +190,7 @@ fn checked(app: &App, submit: Submit, caller: &Caller) -> Result<Submission, Fai
         spec = restored(spec, &record.spec, record.user == caller.user)?;
         if (&spec.image, &spec.environment) == (&record.spec.image, &record.spec.environment) {
             provenance.image.clone_from(&record.provenance.image);
+            provenance.layer.clone_from(&record.provenance.layer);
         }
     }
     let body = app.parts.body.name();
@@ -184,6 +198,7 @@ fn checked(app: &App, submit: Submit, caller: &Caller) -> Result<Submission, Fai
         // An environment of locked packages is this machine's; a cluster has images.
         provenance.environment = None;
     }
+    provenance.layer = provenance.layer.filter(|_| body != LOCAL && spec.requirements.is_some());
     let problems = match check_spec(&spec, &app.parts.defaults) {
         Err(problems) => problems,
         Ok(_) => {
@@ -221,9 +236,11 @@ fn check_provenance(spec: &JobSpec, provenance: &Provenance, body: &str) -> Resu
     if spec.code.is_some() && provenance.code.is_none() {
         return Err(unresolved("code"));
     }
+    if spec.requirements.is_some() && provenance.layer.is_none() && body != LOCAL {
+        return Err(unresolved("requirements"));
+    }
     let objects = provenance.code.iter().map(|c| &c.sha256);
-    let locks = provenance.environment.iter().flat_map(|e| &e.locks);
-    if let Some(wrong) = objects.chain(locks).find(|hash| !is_sha256(hash)) {
+    if let Some(wrong) = objects.chain(provenance.locks()).find(|hash| !is_sha256(hash)) {
         return Err(Failure::bad(format!("`{wrong}` is no SHA-256 in 64 hexadecimal digits")));
     }
     match (&spec.environment, &provenance.environment) {
@@ -244,16 +261,22 @@ fn check_provenance(spec: &JobSpec, provenance: &Provenance, body: &str) -> Resu
 }
 
 /// The cache is shared by all users and found by the hash: a wrong one would poison it.
-/// Every lock must be there.
+/// Every lock must be there, and that of a layer be one.
 fn check_hash(app: &App, provenance: &Provenance) -> Result<(), Failure> {
-    let Some(resolved) = &provenance.environment else { return Ok(()) };
-    let mut locks = Vec::new();
-    for hash in &resolved.locks {
-        locks.push(app.parts.objects.read(hash).map_err(|e| match e.kind() {
+    let read = |hash: &String| {
+        app.parts.objects.read(hash).map_err(|e| match e.kind() {
             io::ErrorKind::NotFound => Failure::missing(vec![hash.clone()]),
             _ => Failure::io("a lock cannot be read", &e),
-        })?);
+        })
+    };
+    if let Some(layer) = &provenance.layer
+        && let Some(wrong) = check_lock("requirements", &read(&layer.lock)?).into_iter().next()
+    {
+        let failure = Failure::refused("notLocked", format!("the lock of `requirements` is none: {}", wrong.message));
+        return Err(wrong.help.into_iter().fold(failure, Failure::help));
     }
+    let Some(resolved) = &provenance.environment else { return Ok(()) };
+    let locks = resolved.locks.iter().map(read).collect::<Result<Vec<_>, _>>()?;
     let description = Description {
         name: resolved.name.clone(),
         version: resolved.version,
@@ -280,9 +303,8 @@ fn check_hash(app: &App, provenance: &Provenance) -> Result<(), Failure> {
 /// become young, so that they stay until the job that refers to them is durable.
 fn missing(app: &App, provenance: &Provenance) -> Result<Vec<String>, Failure> {
     let code = provenance.code.iter().map(|c| &c.sha256);
-    let locks = provenance.environment.iter().flat_map(|e| &e.locks);
     let mut missing = Vec::new();
-    for hash in code.chain(locks) {
+    for hash in code.chain(provenance.locks()) {
         let there = app.parts.objects.touch(hash);
         if !there.map_err(|e| Failure::io("an object cannot be kept", &e))? {
             missing.push(hash.clone());
@@ -324,7 +346,7 @@ fn answer(app: &App, submission: Submission) -> Result<PlanAnswer, Failure> {
     {
         return Err(refusal.into());
     }
-    let environment = submission.provenance.environment.as_ref().map(|e| EnvironmentHash(e.hash.clone()));
+    let environment = submission.provenance.made_first().map(|hash| EnvironmentHash(hash.to_owned()));
     let ready = environment.as_ref().is_none_or(|hash| {
         snapshot.environments.get(hash) == Some(&EnvironmentState::Ready) || app.parts.body.environment_ready(&hash.0)
     });

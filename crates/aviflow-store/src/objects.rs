@@ -1,10 +1,14 @@
-//! Code snapshots and locks, each under the SHA-256 of its content, in a folder.
+//! Code snapshots, locks and layers, each under the SHA-256 of its content, in a folder.
+//!
+//! A layer is asked for by what it is made of, before anybody knows its content: beside the objects stands for each
+//! which object it is.
 //!
 //! Invariants:
 //! - an object is whole or absent, whatever happens while it is written;
 //! - nothing is read without being checked: damage is an error, never content;
 //! - storing an object again, or touching it, makes it young again, so that a
-//!   collection which began before the submission that needs it leaves it alone.
+//!   collection which began before the submission that needs it leaves it alone;
+//! - a layer that is told is there, and stays as long as a job refers to it.
 
 use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;
@@ -23,6 +27,8 @@ const BLOCK: usize = 64 << 10;
 #[derive(Debug)]
 pub struct Objects {
     root: PathBuf,
+    /// A file for each layer, which names its object.
+    layers: PathBuf,
     temp: AtomicU64,
     /// Held where an object becomes young and where an old one goes, so that
     /// none goes which has just become young.
@@ -39,7 +45,8 @@ pub struct Collected {
 }
 
 impl Objects {
-    /// Opens the objects beneath `folder`, in `objects/sha256`; the folders are made as needed.
+    /// Opens the objects beneath `folder`, in `objects/sha256`, with the layers in `objects/layers`; the folders are
+    /// made as needed.
     ///
     /// # Errors
     /// If the folder cannot be made.
@@ -47,7 +54,9 @@ impl Objects {
         let root = folder.join("objects").join("sha256");
         make_folder(&root)?;
         make_folder(&root.join("tmp"))?;
-        Ok(Objects { root, temp: AtomicU64::new(0), ages: Mutex::default() })
+        let layers = folder.join("objects").join("layers");
+        make_folder(&layers)?;
+        Ok(Objects { root, layers, temp: AtomicU64::new(0), ages: Mutex::default() })
     }
 
     /// Stores what `from` yields; returns its hash and its bytes.
@@ -75,6 +84,14 @@ impl Objects {
     pub fn get(&self, hash: &str) -> io::Result<Checked> {
         let file = File::open(self.path(hash)?).map_err(|e| missing(hash, e))?;
         Ok(Checked { file, hash: hash.to_owned(), seen: Some(Sha256::new()) })
+    }
+
+    /// Opens the file of an object, for who checks it himself.
+    ///
+    /// # Errors
+    /// If there is no such object.
+    pub fn file(&self, hash: &str) -> io::Result<File> {
+        File::open(self.path(hash)?).map_err(|e| missing(hash, e))
     }
 
     /// Reads an object whole.
@@ -117,12 +134,61 @@ impl Objects {
         fs::metadata(self.path(hash)?).map(|m| m.len()).map_err(|e| missing(hash, e))
     }
 
-    /// Removes what is not in `live` and was last stored before `older_than`.
+    /// Says which object, which must be there, a layer is.
+    ///
+    /// # Errors
+    /// If one of the two is no hash, there is no such object, or it cannot be written.
+    pub fn set_layer(&self, layer: &str, object: &str) -> io::Result<()> {
+        self.path(layer)?;
+        if !self.touch(object)? {
+            return Err(missing(object, io::ErrorKind::NotFound.into()));
+        }
+        let number = self.temp.fetch_add(1, Ordering::Relaxed);
+        let temp = self.root.join("tmp").join(format!("{}-{number}", std::process::id()));
+        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temp)?;
+        file.write_all(object.as_bytes())?;
+        file.sync_all()?;
+        fs::rename(&temp, self.layers.join(layer))?;
+        File::open(&self.layers)?.sync_all()
+    }
+
+    /// The object that a layer is, if it is there; makes both young again, as [`Objects::touch`] does.
+    ///
+    /// # Errors
+    /// If that cannot be read.
+    pub fn layer(&self, layer: &str) -> io::Result<Option<String>> {
+        self.path(layer)?;
+        let path = self.layers.join(layer);
+        let object = match fs::read_to_string(&path) {
+            Ok(object) => object,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(e),
+        };
+        // One that is damaged is made again.
+        if self.path(&object).is_err() || !self.touch(&object)? {
+            return Ok(None);
+        }
+        match File::open(&path).and_then(|file| file.set_modified(SystemTime::now())) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+            _ => Ok(Some(object)),
+        }
+    }
+
+    /// Removes what is not in `live`, and is no layer that is in it, and was last stored before `older_than`.
     ///
     /// # Errors
     /// If a folder cannot be read or a file not removed.
     pub fn collect(&self, live: &BTreeSet<String>, older_than: SystemTime) -> io::Result<Collected> {
         let mut collected = Collected::default();
+        let mut live = live.clone();
+        for file in fs::read_dir(&self.layers)? {
+            let file = file?;
+            if live.contains(file.file_name().to_string_lossy().as_ref()) {
+                live.insert(fs::read_to_string(file.path())?);
+            } else if file.metadata()?.modified()? < older_than {
+                fs::remove_file(file.path())?;
+            }
+        }
         for folder in fs::read_dir(&self.root)? {
             let folder = folder?;
             let first = folder.file_name();
@@ -371,6 +437,39 @@ mod tests {
         objects.put(&b"young"[..]).unwrap();
         assert_eq!(objects.collect(&BTreeSet::from([live]), hour_ago).unwrap(), Collected::default());
         assert_eq!(objects.disk_usage().unwrap(), 9);
+    }
+
+    #[test]
+    fn a_layer_is_kept_with_its_object_as_long_as_it_is_wanted() {
+        let (_folder, objects) = objects();
+        let layer = "ab".repeat(32);
+        assert_eq!(objects.layer(&layer).unwrap(), None);
+        assert_eq!(objects.set_layer(&layer, EMPTY).unwrap_err().kind(), io::ErrorKind::NotFound, "no such object");
+        assert!(objects.set_layer("../x", EMPTY).is_err());
+        let (object, _) = objects.put(&b"packages"[..]).unwrap();
+        objects.set_layer(&layer, &object).unwrap();
+        assert_eq!(objects.layer(&layer).unwrap(), Some(object.clone()));
+        let old = || {
+            let hour_ago = SystemTime::now() - Duration::from_secs(3600);
+            for path in [objects.path(&object).unwrap(), objects.layers.join(&layer)] {
+                File::open(path).unwrap().set_modified(hour_ago).unwrap();
+            }
+            hour_ago + Duration::from_secs(60)
+        };
+        let later = old();
+        assert_eq!(objects.collect(&BTreeSet::from([layer.clone()]), later).unwrap().files, 0, "a job refers to it");
+        // Who asks for it is about to refer to it.
+        assert!(objects.layer(&layer).unwrap().is_some());
+        assert_eq!(objects.collect(&BTreeSet::new(), later).unwrap().files, 0, "it is young");
+        let later = old();
+        assert_eq!(objects.collect(&BTreeSet::new(), later).unwrap().files, 1);
+        assert_eq!(objects.layer(&layer).unwrap(), None);
+        assert_eq!(fs::read_dir(&objects.layers).unwrap().count(), 0);
+        // One whose object is lost is not there.
+        objects.put(&b"packages"[..]).unwrap();
+        objects.set_layer(&layer, &object).unwrap();
+        fs::remove_file(objects.path(&object).unwrap()).unwrap();
+        assert_eq!(objects.layer(&layer).unwrap(), None);
     }
 
     #[test]

@@ -105,7 +105,7 @@ pub trait Reader: Debug + Send + Sync {
     /// If the store cannot be read.
     fn journal(&self, from: u64, limit: u32) -> Result<Vec<(u64, Time, String)>, StoreError>;
 
-    /// Hashes of the objects that kept jobs refer to: code and locks.
+    /// Hashes of what kept jobs refer to: the objects of code and locks, and layers.
     ///
     /// # Errors
     /// If the store cannot be read.

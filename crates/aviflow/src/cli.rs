@@ -246,6 +246,18 @@ pub enum Command {
         /// Where the volume is mounted
         folder: PathBuf,
     },
+    /// Fetch the lock of a layer into the volume of the pod that makes it
+    #[command(hide = true)]
+    LayerFetch {
+        /// Where the volume is mounted
+        folder: PathBuf,
+    },
+    /// Hand up the layer that was made in the volume of this pod
+    #[command(hide = true)]
+    LayerStore {
+        /// Where the volume is mounted
+        folder: PathBuf,
+    },
     /// Test the node that this runs on
     #[command(hide = true)]
     NodeProbe {

@@ -6,9 +6,11 @@ mod admin;
 mod check;
 mod context;
 mod copy;
+mod depot;
 mod doctor;
 mod drain;
 mod exec;
+mod layer;
 mod logs;
 mod look;
 mod platform;
@@ -76,6 +78,8 @@ pub fn dispatch(cli: Cli, output: Output) -> Result<ExitCode> {
         Command::NodeProbe { gpus, reach, virtual_gpus } => return Ok(check::probe(gpus, &reach, virtual_gpus)),
         Command::Placeholder => return Ok(prepare::hold()),
         Command::WorkerPrepare { folder } => return Ok(prepare::prepare(&folder)),
+        Command::LayerFetch { folder } => return Ok(layer::fetch(&folder)),
+        Command::LayerStore { folder } => return Ok(layer::store(&folder)),
         Command::Completion { shell } => {
             let mut out = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "aviflow", &mut out);
@@ -127,6 +131,8 @@ pub fn dispatch(cli: Cli, output: Output) -> Result<ExitCode> {
         | Command::NodeProbe { .. }
         | Command::Placeholder
         | Command::WorkerPrepare { .. }
+        | Command::LayerFetch { .. }
+        | Command::LayerStore { .. }
         | Command::Completion { .. }
         | Command::Version
         | Command::Serve(_)

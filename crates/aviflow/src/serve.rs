@@ -8,6 +8,7 @@ mod housekeeping;
 mod kube;
 mod rebuild;
 mod seat;
+mod shelf;
 mod shipped;
 pub mod store;
 mod tls;
@@ -37,6 +38,7 @@ use housekeeping::Housekeeping;
 use seat::{Seat, Stop};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
+use shelf::Shelf;
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::pin::Pin;
@@ -231,12 +233,13 @@ impl Plane {
         };
         let ground = match &client {
             Some(client) => {
-                let (cluster, find) = ((client.clone(), reader.clone()), finder(home, objects.clone()));
+                let cluster = (client.clone(), reader.clone());
+                let shelf = Arc::new(Shelf { objects: objects.clone(), find: finder(home, objects.clone()) });
                 kube::ground(
                     (kube, tls.as_ref()),
                     cluster,
                     folder.to_owned(),
-                    find,
+                    shelf,
                     telemetry.clone(),
                     report,
                     runtime,

@@ -23,7 +23,7 @@ use aviflow_api::environment::hex;
 use aviflow_api::file::{BASH, Defaults, Document, Options, Places};
 use aviflow_api::rest::{NodeInfo, Submit};
 use aviflow_api::source::Sources;
-use aviflow_api::spec::{Code, JobSpec};
+use aviflow_api::spec::{Code, JobSpec, Layer};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hasher};
@@ -69,6 +69,11 @@ pub fn prepare(client: &Client, loaded: Loaded, args: &SubmitArgs, output: Outpu
         let found = client.environment(environment)?;
         if let Some(why) = found.deprecated {
             note(&format!("warning: environment {}@{} is deprecated: {why}", found.name, found.version));
+        }
+        if let Some(file) = &spec.requirements {
+            let lock = Object::new(&environment::read_lock(&loaded.base.join(file), output.error_style)?)?;
+            provenance.layer = Some(Layer { lock: lock.sha256.clone(), ..Layer::default() });
+            objects.push(lock);
         }
     } else if let Some(environment) = &spec.environment {
         let extra = spec.requirements.as_ref().map(|file| loaded.base.join(file));

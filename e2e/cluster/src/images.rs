@@ -51,7 +51,19 @@ pub fn pause() -> Result<PathBuf> {
 /// # Errors
 /// If mmdebstrap is missing or fails.
 pub fn minimal_python() -> Result<PathBuf> {
-    let layer = debian(&["python3-minimal", "libpython3-stdlib"])?;
+    python(&["python3-minimal", "libpython3-stdlib"])
+}
+
+/// The same, whose Python has a pip that it could make environments with, and no pip of its own.
+///
+/// # Errors
+/// If mmdebstrap is missing or fails.
+pub fn python_with_pip() -> Result<PathBuf> {
+    python(&["python3-minimal", "libpython3-stdlib", "python3-pip-whl"])
+}
+
+fn python(packages: &[&str]) -> Result<PathBuf> {
+    let layer = debian(packages)?;
     let name = layer.file_stem().context("the layer has no name")?.to_string_lossy().into_owned();
     kept(&format!("python-{name}.tar"), |archive| {
         let path = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";

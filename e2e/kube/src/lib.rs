@@ -2,6 +2,7 @@
 //! a pod, as administrators install it.
 
 pub mod chart;
+mod index;
 mod local;
 mod plane;
 mod said;
@@ -9,6 +10,7 @@ mod things;
 pub mod tls;
 mod writes;
 
+pub use index::Index;
 pub use local::Local;
 pub use plane::{LONGEST, Plane};
 pub use said::{BY_STATE, partitions};

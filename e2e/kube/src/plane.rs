@@ -28,6 +28,7 @@ pub struct Plane {
     registry: String,
     process: Option<Child>,
     extra: Vec<String>,
+    variables: Vec<(String, String)>,
 }
 
 /// A program that was built before these tests, by the variable that names it.
@@ -90,6 +91,7 @@ impl Plane {
             registry: cluster.registry().address().to_owned(),
             process: None,
             extra: extra.iter().map(|e| (*e).to_owned()).collect(),
+            variables: Vec::new(),
         };
         plane.kubeconfig = plane.account(cluster, account)?;
         Ok(plane)
@@ -106,6 +108,7 @@ impl Plane {
             registry: self.registry.clone(),
             process: None,
             extra: extra.iter().map(|e| (*e).to_owned()).collect(),
+            variables: Vec::new(),
         }
     }
 
@@ -175,6 +178,11 @@ impl Plane {
         self.home.path().join(format!("serve{}.log", self.name))
     }
 
+    /// Variables that it has from its next start on, instead of those of before.
+    pub fn set_variables(&mut self, variables: &[(&str, &str)]) {
+        self.variables = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+    }
+
     /// Starts it (again), at the same addresses, and waits until it decides.
     ///
     /// # Errors
@@ -213,7 +221,7 @@ impl Plane {
         if !self.name.is_empty() {
             serve.env("AVIFLOW_POD", &self.name);
         }
-        serve.args(&self.extra);
+        serve.args(&self.extra).envs(self.variables.iter().map(|(name, value)| (name, value)));
         self.process = Some(serve.stdout(file.try_clone()?).stderr(file).spawn()?);
         Ok(())
     }

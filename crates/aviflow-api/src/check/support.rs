@@ -81,12 +81,6 @@ fn check_cluster(spec: &JobSpec) -> Vec<Diagnostic> {
             "add `environment: NAME`, as `aviflow env ls` lists them, or `image: NAME:TAG`",
         );
     }
-    if let Some(lock) = &spec.requirements {
-        let message = format!("in a cluster an environment is an image, and `{lock}` cannot be layered onto it");
-        let help =
-            "install them where an image is built, and name that by `image`, or as the environment's next version";
-        error("requirements".to_owned(), message, help);
-    }
     found
 }
 
@@ -170,7 +164,7 @@ mod tests {
                 .collect::<Vec<_>>()
         };
         assert_eq!(check(""), [("image".to_owned(), true)], "it has nothing to run in");
-        assert_eq!(check("environment: torch\nrequirements: a.lock"), [("requirements".to_owned(), true)]);
+        assert_eq!(check("environment: torch\nrequirements: a.lock"), []);
         assert_eq!(check("image: a:1"), []);
     }
 

@@ -257,7 +257,7 @@ fn of_job() -> Vec<Rule> {
             .at(".requirements"),
         rule("!has(self.requirements) || has(self.environment) || has(self.image)", "requirements are layered onto an environment, and none is named; add `environment: minimal`, or another")
             .at(".requirements"),
-        rule("!has(self.requirements) || has(self.provenance) && has(self.provenance.environment)", "`«self.requirements»` is a file on your machine, which the cluster cannot read; submit with `aviflow submit FILE`, which takes it along")
+        rule("!has(self.requirements) || has(self.provenance) && has(self.provenance.layer)", "`«self.requirements»` is a file on your machine, which the cluster cannot read; submit with `aviflow submit FILE`, which takes it along")
             .at(".requirements"),
         rule("!has(self.code) || !has(self.code.folder) || has(self.provenance) && has(self.provenance.code)", "`«self.code.folder»` is a folder on your machine, which the cluster cannot read; submit with `aviflow submit FILE`, which takes a snapshot of it along, or write `code: {git: ADDRESS, ref: COMMIT}`")
             .at(".code"),

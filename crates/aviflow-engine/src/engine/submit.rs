@@ -83,7 +83,7 @@ impl<S: Store> Engine<S> {
             spec: submission.spec.clone(),
             provenance: submission.provenance.clone(),
         });
-        let environment = submission.provenance.environment.as_ref().map(|e| EnvironmentHash(e.hash.clone()));
+        let environment = submission.provenance.made_first().map(|hash| EnvironmentHash(hash.to_owned()));
         let (user, request) = (submission.user.clone(), submission.request.clone());
         let mut job = Job::submitted(id, key, user, request, environment.clone(), self.now);
         job.after = after.iter().map(|(dependency, _)| dependency.clone()).collect();

@@ -2,6 +2,7 @@
 
 mod chains;
 mod decisions;
+mod layers;
 mod nodes;
 mod people;
 mod queues;

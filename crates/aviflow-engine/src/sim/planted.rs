@@ -357,7 +357,7 @@ impl Planted {
             Order::Launch { .. } => !self.has(Bug::DoesNotLaunchAgain),
             Order::Stop { .. } => !self.has(Bug::DoesNotStopAgain),
             Order::Keep { .. } => !self.has(Bug::DoesNotKeepAgain),
-            Order::Confirm { .. } | Order::Remove { .. } => true,
+            Order::Abandon { .. } | Order::Confirm { .. } | Order::Remove { .. } => true,
         });
         orders
     }

@@ -435,8 +435,8 @@ impl World {
                 }
             }
             Order::Prepare { record } => {
-                let Some(environment) = &record.provenance.environment else { return };
-                let hash = EnvironmentHash(environment.hash.clone());
+                let Some(hash) = record.provenance.made_first() else { return };
+                let hash = EnvironmentHash(hash.to_owned());
                 let roll = super::hash(&[self.seed, 55, self.next_number]) % 8;
                 let answer = if roll == 0 {
                     Observation::EnvironmentFailed { hash, reason: "no such package".to_owned() }
@@ -466,6 +466,8 @@ impl World {
                     self.after(key, 20, 0, 50, Happening::Stop(key, grace.0));
                 }
             }
+            // What was under way may be told all the same.
+            Order::Abandon { .. } => {}
             // As a whole, see `keep`.
             Order::Keep { .. } => {}
             Order::Remove { job, attempt } => {

@@ -78,7 +78,7 @@ impl Told {
         let created = metadata.creation_timestamp.as_ref().map(|at| Time(at.0.as_millisecond()));
         let submitted = status.submitted.as_deref().and_then(instant).or(created).unwrap_or(now).min(now);
         let key = JobKey { namespace, name: status.job_name.clone().unwrap_or(name) };
-        let environment = provenance.environment.as_ref().map(|e| EnvironmentHash(e.hash.clone()));
+        let environment = provenance.made_first().map(|hash| EnvironmentHash(hash.to_owned()));
         let record = JobRecord { id: JobId(id), key: key.clone(), user: user.clone(), submitted, spec, provenance };
         let request = to_request(&record.spec, priorities);
         let mut job = Job::submitted(record.id, key, user, request, environment, submitted);

@@ -34,6 +34,9 @@ const PIP: [&str; 13] = [
     "--no-user",
 ];
 
+/// Variables of pip by which packages would end up in another place, or others with them.
+const ELSEWHERE: [&str; 6] = ["PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER", "PIP_REQUIREMENT", "PIP_CONSTRAINT"];
+
 /// How much of a program is searched for the interpreter: its first lines.
 const HEAD: usize = 1024;
 
@@ -117,7 +120,11 @@ impl Builder<'_> {
         command.args(["-I", "-u", "-c", SCRIPT, step]).args(arguments);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).process_group(0);
         // What a person set for installations of their own must not lead elsewhere.
-        for name in ["PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER", "PIP_REQUIREMENT", "PIP_CONSTRAINT"] {
+        for name in ELSEWHERE {
+            command.env_remove(name);
+        }
+        // What the control plane is told by variables may hold the password of its database, and is nothing to pip.
+        for (name, _) in std::env::vars_os().filter(|(name, _)| name.as_bytes().starts_with(b"AVIFLOW_")) {
             command.env_remove(name);
         }
         command.env("PIP_ROOT_USER_ACTION", "ignore").envs(self.variables.iter().map(|(n, v)| (n, v)));

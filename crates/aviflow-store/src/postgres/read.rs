@@ -158,8 +158,7 @@ impl Reader for PostgresReader {
     fn objects(&self) -> Result<BTreeSet<String>, StoreError> {
         let records = self.rows("SELECT record FROM jobs", &[], |r| {
             let record: JobRecord = json(r, 0)?;
-            let locks = record.provenance.environment.into_iter().flat_map(|e| e.locks);
-            Ok(record.provenance.code.map(|c| c.sha256).into_iter().chain(locks).collect::<Vec<_>>())
+            Ok(record.provenance.objects().cloned().collect::<Vec<_>>())
         })?;
         Ok(records.into_iter().flatten().collect())
     }

@@ -197,8 +197,7 @@ impl Reader for SqliteReader {
             let mut out = BTreeSet::new();
             load::each(conn, "SELECT record FROM jobs", |r| {
                 let record: JobRecord = from_json(r.get_ref(0)?.as_str()?)?;
-                out.extend(record.provenance.code.map(|c| c.sha256));
-                out.extend(record.provenance.environment.into_iter().flat_map(|e| e.locks));
+                out.extend(record.provenance.objects().cloned());
                 Ok(())
             })?;
             Ok(out)

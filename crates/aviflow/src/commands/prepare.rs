@@ -1,51 +1,25 @@
 //! `worker-prepare`: what runs in a pod before the job's own container.
 //!
-//! It fetches and unpacks the code, copies the agent and the hooks, and completes the worker's spec with what is
-//! known only in the pod. What it says last is the reason that people read; with [`LASTING`] it says that another
+//! It fetches and unpacks the code and the layer with packages of the job's own, copies the agent and the hooks, and
+//! completes the worker's spec with what is known only in the pod. What it says last is the reason that people read; with [`LASTING`] it says that another
 //! try will not help.
 
-use crate::client::Security;
+use super::depot::{Depot, Trouble, told, variable};
 use crate::serve::write_hooks;
 use aviflow_agent::protocol::{WorkerSpec, files};
-use aviflow_api::identity::{HASH_FACT, job_hash};
-use aviflow_kube::fate::LASTING;
-use aviflow_kube::pod::{DEPOT, DOCUMENT, Document, SPEC, TOKEN};
+use aviflow_api::identity::{HASH_FACT, LAYER_FACT, job_hash};
+use aviflow_kube::layer::FOLDER;
+use aviflow_kube::pod::{DOCUMENT, Document, SPEC};
 use aviflow_local::{archive, code};
 use std::fs::{self, Permissions};
-use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::ExitCode;
-use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
-
-/// The pause before the depot is asked again.
-const PAUSE: Duration = Duration::from_secs(1);
-
-/// Tries to fetch the code: the control plane may be away for a while, and a start may take ten minutes.
-const TRIES: u32 = 500;
-
-/// Why it could not be done.
-enum Trouble {
-    /// Another try may help.
-    Passing(String),
-    /// It will not.
-    Lasting(String),
-}
 
 /// Prepares a worker below `home`.
 pub fn prepare(home: &Path) -> ExitCode {
-    match lay_out(home) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(trouble) => {
-            let (reason, code) = match trouble {
-                Trouble::Passing(reason) => (reason, 1),
-                Trouble::Lasting(reason) => (reason, LASTING),
-            };
-            let _ = writeln!(std::io::stderr(), "{reason}");
-            ExitCode::from(u8::try_from(code).unwrap_or(1))
-        }
-    }
+    told(lay_out(home))
 }
 
 /// Does nothing until it is told to end: as process 1 it would not end by itself.
@@ -61,10 +35,6 @@ pub fn hold() -> ExitCode {
     }
 }
 
-fn variable(name: &str) -> Result<String, Trouble> {
-    std::env::var(name).map_err(|_| Trouble::Lasting(format!("the pod lacks the variable {name}; please report this")))
-}
-
 fn lay_out(home: &Path) -> Result<(), Trouble> {
     let disk = |what: &str| {
         let what = what.to_owned();
@@ -77,6 +47,7 @@ fn lay_out(home: &Path) -> Result<(), Trouble> {
     // Not secret here: what proves who the worker is comes from kubelet. It marks the worker's processes.
     spec.token = variable("AVIFLOW_POD_UID")?;
 
+    let depot = Depot::new(spec.authority.as_deref())?;
     let (folder, target) = (home.join("worker"), home.join("code"));
     for new in [&folder, &home.join("bin")] {
         fs::create_dir_all(new).map_err(disk("a folder"))?;
@@ -84,16 +55,24 @@ fn lay_out(home: &Path) -> Result<(), Trouble> {
     let mut found = document.provenance.clone();
     if let Some(snapshot) = &mut found.code {
         let path = home.join("code.tar");
-        fetch(&snapshot.sha256, &path, spec.authority.as_deref())?;
+        depot.fetch(&format!("/code/{}", snapshot.sha256), "code", &path)?;
         // A container that was ended in the middle of this is run again.
         if target.exists() {
             fs::remove_dir_all(&target).map_err(disk("the code"))?;
         }
-        code::unpack(&path, &target).map_err(Trouble::Lasting)?;
+        code::unpack("code snapshot", &path, &target).map_err(Trouble::Lasting)?;
         fs::remove_file(&path).map_err(disk("the code"))?;
         snapshot.sha256 = archive::hash(&target).map_err(disk("the code"))?;
     } else {
         fs::create_dir_all(&target).map_err(disk("a folder"))?;
+    }
+    if let Some(layer) = &document.provenance.layer {
+        let content = layered(&depot, home, &layer.hash)?;
+        if spec.worker == 0 {
+            spec.facts.insert(LAYER_FACT.to_owned(), content);
+        }
+        // Python keeps what it has compiled beside the modules.
+        open_up(&home.join(FOLDER)).map_err(disk("the job's packages"))?;
     }
     let hash = job_hash(&document.spec, &found);
     // Worker 0 speaks for all, unless one found something else than what was submitted.
@@ -114,6 +93,24 @@ fn lay_out(home: &Path) -> Result<(), Trouble> {
     Ok(())
 }
 
+/// Unpacks the layer; gives the SHA-256 of its content, which is what the store says that it is.
+fn layered(depot: &Depot, home: &Path, hash: &str) -> Result<String, Trouble> {
+    let disk = |e: std::io::Error| Trouble::Passing(format!("the job's packages cannot be written in the pod: {e}"));
+    let (path, target) = (home.join("layer.tar"), home.join(FOLDER));
+    let said = depot.fetch(&format!("/layer/{hash}"), "layer with the job's packages", &path)?;
+    if target.exists() {
+        fs::remove_dir_all(&target).map_err(disk)?;
+    }
+    code::unpack("layer with the job's packages", &path, &target).map_err(Trouble::Lasting)?;
+    fs::remove_file(&path).map_err(disk)?;
+    let content = archive::hash(&target).map_err(disk)?;
+    if said.as_ref() != Some(&content) {
+        let said = said.unwrap_or_default();
+        return Err(Trouble::Passing(format!("the layer with the job's packages is {content}, and should be {said}")));
+    }
+    Ok(content)
+}
+
 /// Lets everybody write what is in a folder. The job's image runs as anybody, its root without the right to pass over
 /// permissions; and this volume is the pod's alone.
 fn open_up(folder: &Path) -> std::io::Result<()> {
@@ -128,48 +125,6 @@ fn open_up(folder: &Path) -> std::io::Result<()> {
         }
     }
     Ok(())
-}
-
-/// Fetches the code from the control plane, which is known by its authority and by nothing else.
-fn fetch(sha256: &str, path: &Path, authority: Option<&str>) -> Result<(), Trouble> {
-    let url = format!("{}/code/{sha256}", variable(DEPOT)?);
-    let config = ureq::Agent::config_builder().http_status_as_error(false);
-    let config = match authority {
-        Some(pem) => {
-            let security = Security::default().known("in the worker's spec", pem).config();
-            config.https_only(true).tls_config(security.map_err(|e| Trouble::Lasting(e.message))?)
-        }
-        None => config,
-    };
-    let agent = config.build().new_agent();
-    let mut last = String::new();
-    for _ in 0..TRIES {
-        let token = fs::read_to_string(TOKEN)
-            .map_err(|e| Trouble::Passing(format!("the pod's token cannot be read at {TOKEN}: {e}")))?;
-        let answer = agent.get(&url).header("Authorization", &format!("Bearer {}", token.trim())).call();
-        match answer {
-            Ok(mut answer) if answer.status() == 200 => {
-                let mut copy = || {
-                    let mut file = fs::File::create(path)?;
-                    std::io::copy(&mut answer.body_mut().as_reader(), &mut file)
-                };
-                match copy() {
-                    Ok(_) => return Ok(()),
-                    Err(e) => last = format!("the code could not be fetched whole: {e}"),
-                }
-            }
-            Ok(mut answer) => {
-                let said = answer.body_mut().read_to_string().unwrap_or_default();
-                last = format!("the control plane gave no code: {}", said.trim());
-                if answer.status() == 410 || answer.status() == 403 {
-                    return Err(Trouble::Lasting(last));
-                }
-            }
-            Err(e) => last = format!("the control plane cannot be reached at {url}: {e}"),
-        }
-        std::thread::sleep(PAUSE);
-    }
-    Err(Trouble::Passing(last))
 }
 
 #[cfg(test)]

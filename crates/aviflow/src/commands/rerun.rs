@@ -68,7 +68,7 @@ fn differs(job: &JobDetail, differences: &[String]) -> Failure {
 fn missing_objects(client: &Client, job: &JobDetail) -> Result<Vec<String>> {
     let mut missing = Vec::new();
     let code = job.provenance.code.iter().map(|c| ("code snapshot", &c.sha256));
-    let locks = job.provenance.environment.iter().flat_map(|e| e.locks.iter().map(|l| ("environment's lock", l)));
+    let locks = job.provenance.locks().map(|lock| ("packages' lock", lock));
     for (what, sha256) in code.chain(locks) {
         if !client.has_object(sha256)? {
             missing.push(format!("its {what} {} is no longer kept", short(sha256)));

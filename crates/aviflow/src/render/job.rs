@@ -257,6 +257,10 @@ fn record(job: &JobDetail, view: View) -> String {
         pairs.put("image", format!("{reference}{}", image.pinned));
         pairs.put("launcher", image.prefix.join(" "));
     }
+    if let Some(layer) = &p.layer {
+        let lock = job.spec.requirements.as_deref().unwrap_or_default();
+        pairs.put("requirements", format!("{lock} for {}\n{}", layer.platform, layer.lock));
+    }
     for (name, hash) in &p.data {
         pairs.put(format!("data {name}"), hash.clone());
     }

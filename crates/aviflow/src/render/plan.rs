@@ -37,9 +37,12 @@ pub fn plan(answer: &PlanAnswer, provenance: &Provenance, view: View) -> String 
     let types = if spec.gpu_type.is_empty() { String::new() } else { format!(", {}", spec.gpu_type.join(" or ")) };
     pairs.put("asks for", format!("{nodes} × {} GPUs{types}", spec.gpus_per_node));
     pairs.put("queue", format!("{}, priority {}", spec.queue, spec.priority));
+    let ready = if answer.environment_ready { "ready" } else { "will be built first" };
     if let Some(environment) = &provenance.environment {
-        let ready = if answer.environment_ready { "ready" } else { "will be built first" };
         pairs.put("environment", format!("{}@{}, {ready}", environment.name, environment.version));
+    }
+    if let Some(lock) = spec.requirements.as_ref().filter(|_| provenance.layer.is_some()) {
+        pairs.put("requirements", format!("{lock}, {ready}"));
     }
     if let Some(code) = &provenance.code {
         pairs.put(

@@ -217,6 +217,7 @@ pub fn detail(summary: JobSummary) -> JobDetail {
                 env: BTreeMap::new(),
             }),
             image: None,
+            layer: None,
             data: BTreeMap::from([("corpus".into(), hash('d'))]),
             client: BTreeMap::from([("os".into(), "linux".into()), ("arch".into(), "x86_64".into())]),
             rerun_of: None,

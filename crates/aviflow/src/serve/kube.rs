@@ -7,7 +7,7 @@ use crate::error::{Failure, Result, While};
 use crate::output::note;
 use aviflow_api::admin::PoolSpec;
 use aviflow_api::file::Defaults;
-use aviflow_api::rest::{EnvironmentInfo, Exec, ExecFrame, Observed};
+use aviflow_api::rest::{ApiError, EnvironmentInfo, Exec, ExecFrame, Observed};
 use aviflow_api::rights::{Identity, Right};
 use aviflow_api::spec::JobSpec;
 use aviflow_core::lifecycle::Moment;
@@ -35,11 +35,13 @@ use aviflow_kube::{Client, KubeCluster, KubeConfig, KubeHandle, Listeners};
 use aviflow_link::Durable;
 use aviflow_server::{
     Applied, Applies, Asked, Body, BodyAgent, ExecRefusal, ExecTarget, Identities, NodeTest, NotTaken, Resolving,
-    Unavailable, Unresolved,
+    Settling, Unavailable, Unresolved,
 };
 use aviflow_store::FileTelemetry;
 use aviflow_store::read::{ActFilter, Reader};
 use aviflow_tls::{CertificateDer, Listener};
+use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::future::Future;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -84,7 +86,7 @@ pub fn ground(
     (args, tls): (&KubeArgs, Option<&Tls>),
     (client, reader): (Client, Arc<dyn Reader>),
     home: PathBuf,
-    objects: Objects,
+    objects: Arc<dyn Objects>,
     telemetry: Arc<FileTelemetry>,
     report: impl Fn(Observation, Option<Durable>) + Send + Sync + 'static,
     runtime: &Runtime,
@@ -119,7 +121,8 @@ pub fn ground(
         namespace: args.kube_namespace.clone(),
         observe: observes(args),
         site,
-        objects,
+        objects: objects.clone(),
+        pip: pip(std::env::vars_os()),
         held: Arc::new(move || reader.term().ok()),
     };
     let resolver = Resolver::new(client.clone(), registries(args)?);
@@ -134,7 +137,7 @@ pub fn ground(
         Box::new(cluster)
     };
     let volumes = args.volumes.clone().unwrap_or_else(|| home.join("volumes"));
-    let body = Arc::new(Kube { client, handle, resolver, runtime: runtime.handle().clone(), volumes });
+    let body = Arc::new(Kube { client, handle, resolver, objects, runtime: runtime.handle().clone(), volumes });
     Ok(Ground { cluster, body, nodes: None })
 }
 
@@ -175,6 +178,36 @@ fn registries(args: &KubeArgs) -> Result<Registries> {
     };
     Registries::new(args.plain_registry.iter().cloned(), roots.as_deref())
         .map_err(|why| Failure::usage(format!("the certificates of --registry-ca are of no use: {why}")))
+}
+
+/// Variables of pip, which hold where layers are made as they do where environments of one machine are.
+fn pip(all: impl Iterator<Item = (OsString, OsString)>) -> Vec<(String, String)> {
+    let text = all.filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+    let mut found: Vec<_> = text.filter(|(name, _)| name.starts_with("PIP_")).collect();
+    found.sort_unstable();
+    found
+}
+
+/// The one platform that a job's packages are to be made for.
+fn one_platform(found: &BTreeSet<String>) -> std::result::Result<String, Unresolved> {
+    let all: Vec<&str> = found.iter().map(String::as_str).filter(|platform| !platform.is_empty()).collect();
+    match all.as_slice() {
+        [one] => Ok((*one).to_owned()),
+        [] => {
+            let message = "the cluster has no node that the job may be on, so it is not known for which platform its `requirements` are to be made";
+            let error = ApiError::new("noPlatform", message).help("submit it again once there is one");
+            Err(Unresolved { error, passing: true })
+        }
+        [..] => {
+            let message = format!(
+                "its `requirements` are made for one platform, and nodes that the job may be on have {}",
+                all.join(" and ")
+            );
+            let error =
+                ApiError::new("severalPlatforms", message).help("name the accelerators of one of them by `gpuType`");
+            Err(Unresolved { error, passing: false })
+        }
+    }
 }
 
 /// Whether the cluster is only looked at.
@@ -295,6 +328,7 @@ struct Kube {
     client: Client,
     handle: KubeHandle,
     resolver: Resolver,
+    objects: Arc<dyn Objects>,
     runtime: Threads,
     volumes: PathBuf,
 }
@@ -331,9 +365,9 @@ impl Body for Kube {
         self.handle.workers().into_iter().map(agent).collect()
     }
 
-    fn environment_ready(&self, _: &str) -> bool {
-        // Images are pulled where they are needed.
-        true
+    fn environment_ready(&self, hash: &str) -> bool {
+        // Images are pulled where they are needed: what is made is a layer.
+        self.objects.layer(hash).is_ok_and(|found| found.is_some())
     }
 
     fn environments(&self) -> Option<std::result::Result<Vec<EnvironmentInfo>, String>> {
@@ -346,6 +380,10 @@ impl Body for Kube {
             let resolved = self.resolver.resolve(namespace, spec).await;
             resolved.map_err(|resolve::Unresolved { error, passing }| Unresolved { error, passing })
         })
+    }
+
+    fn platform<'a>(&'a self, spec: &'a JobSpec) -> Settling<'a> {
+        Box::pin(async move { one_platform(&self.handle.platforms(spec.gpu_type.clone()).await) })
     }
 
     fn ready(&self) -> std::result::Result<(), String> {
@@ -371,5 +409,32 @@ impl Body for Kube {
                 tokio::time::sleep(LOOK).await;
             }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pip_is_told_what_is_its_own() {
+        let all = [
+            ("PIP_INDEX_URL", "https://index.example/simple"),
+            ("AVIFLOW_STORE", "postgres://aviflow:secret@db/aviflow"),
+            ("PATH", "/bin"),
+        ];
+        let told = pip(all.into_iter().map(|(name, value)| (name.into(), value.into())));
+        assert_eq!(told, [("PIP_INDEX_URL".to_owned(), "https://index.example/simple".to_owned())]);
+    }
+
+    #[test]
+    fn packages_are_made_for_one_platform() {
+        let of = |all: &[&str]| {
+            let found = one_platform(&all.iter().map(|p| (*p).to_owned()).collect());
+            found.map_err(|unresolved| (unresolved.error.code, unresolved.passing))
+        };
+        assert_eq!(of(&["linux/arm64"]), Ok("linux/arm64".to_owned()));
+        assert_eq!(of(&[""]), Err(("noPlatform".to_owned(), true)));
+        assert_eq!(of(&["linux/amd64", "linux/arm64"]), Err(("severalPlatforms".to_owned(), false)));
     }
 }

@@ -71,7 +71,8 @@ fn read_local(file: &Path, name: &str, style: Style) -> Result<(Description, Vec
     Ok((parsed.description, read_lock(&lock, style)?))
 }
 
-fn read_lock(file: &Path, style: Style) -> Result<Vec<u8>> {
+/// Reads a lock, which must be one.
+pub fn read_lock(file: &Path, style: Style) -> Result<Vec<u8>> {
     let shown = file.display().to_string();
     let bytes = std::fs::read(file).map_err(|e| Failure::usage(format!("the lock {shown} cannot be read: {e}")))?;
     let wrong = check_lock(&shown, &bytes);

@@ -7,6 +7,7 @@ mod cut;
 mod doctor;
 mod documents;
 mod images;
+mod layers;
 mod life;
 mod lost;
 mod observe;
@@ -38,6 +39,9 @@ pub const ALL: &[(&str, Test)] = &[
     ("an_environment_is_resolved_once", images::an_environment_is_resolved_once),
     ("a_tag_stands_for_what_it_was_at_submission", images::a_tag_stands_for_what_it_was_at_submission),
     ("an_image_that_cannot_be_resolved_says_why", images::an_image_that_cannot_be_resolved_says_why),
+    ("packages_of_a_job_are_layered_once", layers::packages_of_a_job_are_layered_once),
+    ("packages_that_cannot_be_layered_say_why", layers::packages_that_cannot_be_layered_say_why),
+    ("a_layer_in_the_making_holds_nothing_up", layers::a_layer_in_the_making_holds_nothing_up),
     ("data_on_a_claim_is_mounted", volumes::data_on_a_claim_is_mounted),
     ("a_volume_that_cannot_be_mounted_says_why", volumes::a_volume_that_cannot_be_mounted_says_why),
     ("a_missing_secret_is_waited_for_and_named", volumes::a_missing_secret_is_waited_for_and_named),

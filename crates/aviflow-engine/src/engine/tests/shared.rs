@@ -45,6 +45,7 @@ fn said(orders: &[Stamped]) -> Vec<String> {
     let say = |s: &Stamped| match &s.order {
         Order::Reconcile { .. } => "reconcile".to_owned(),
         Order::Prepare { .. } => "prepare".to_owned(),
+        Order::Abandon { .. } => "abandon".to_owned(),
         Order::Launch { record, nodes, .. } => format!("launch {} on {}", record.key.name, nodes.join(",")),
         Order::Confirm { .. } => "confirm".to_owned(),
         Order::Stop { job, .. } => format!("stop {}", job.0),

@@ -136,7 +136,7 @@ impl World {
                     }
                 }
                 Order::Stop { .. } => freed = true,
-                Order::Prepare { .. } | Order::Confirm { .. } | Order::Remove { .. } => {}
+                Order::Prepare { .. } | Order::Abandon { .. } | Order::Confirm { .. } | Order::Remove { .. } => {}
             }
         }
     }

@@ -1,0 +1,38 @@
+//! The object store, as pods of a cluster need it.
+
+use super::Find;
+use aviflow_kube::depot;
+use aviflow_store::Objects;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// The store's objects.
+pub struct Shelf {
+    pub objects: Arc<Objects>,
+    /// Finds one whose content was checked.
+    pub find: Find,
+}
+
+impl depot::Objects for Shelf {
+    fn find(&self, sha256: &str) -> io::Result<PathBuf> {
+        (self.find)(sha256)
+    }
+
+    fn open(&self, sha256: &str) -> io::Result<File> {
+        self.objects.file(sha256)
+    }
+
+    fn put(&self, sha256: &str, from: &mut dyn Read) -> io::Result<()> {
+        self.objects.put_expected(sha256, from).map(|_| ())
+    }
+
+    fn layer(&self, hash: &str) -> io::Result<Option<String>> {
+        self.objects.layer(hash)
+    }
+
+    fn set_layer(&self, hash: &str, sha256: &str) -> io::Result<()> {
+        self.objects.set_layer(hash, sha256)
+    }
+}

@@ -18,11 +18,14 @@ pub enum Profile {
 /// Builds the binary and returns its path.
 pub fn build(profile: Profile) -> Result<PathBuf> {
     let mut build = cargo();
-    build.args(["build", "--package", "aviflow", "--bins"]);
     let folder = match profile {
-        Profile::Dev => "debug",
+        // Of the whole workspace, as tests are: for one package alone, features of dependencies would be others.
+        Profile::Dev => {
+            build.args(["build", "--workspace", "--bin", "aviflow"]);
+            "debug"
+        }
         Profile::Release => {
-            build.arg("--release");
+            build.args(["build", "--package", "aviflow", "--bins", "--release"]);
             "release"
         }
     };

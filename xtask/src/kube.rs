@@ -3,6 +3,8 @@
 use crate::proc::{cargo, show};
 use crate::setup;
 use anyhow::{Result, bail};
+use std::ffi::OsStr;
+use std::process::Command;
 
 /// `cargo xtask kube TASK`.
 pub fn run(args: &[String]) -> Result<u8> {
@@ -12,7 +14,13 @@ pub fn run(args: &[String]) -> Result<u8> {
         }
         setup::check_kube()?;
     }
+    Ok(show(&mut command(args))?.code().map_or(1, |code| u8::try_from(code).unwrap_or(1)))
+}
+
+/// The tests' own command.
+pub fn command(args: &[impl AsRef<OsStr>]) -> Command {
     let mut cluster = cargo();
-    cluster.args(["run", "--quiet", "--package", "aviflow-testcluster", "--"]).args(args);
-    Ok(show(&mut cluster)?.code().map_or(1, |code| u8::try_from(code).unwrap_or(1)))
+    // Not by its package, for which alone features of dependencies would be others than for the tests.
+    cluster.args(["run", "--quiet", "--bin", "aviflow-testcluster", "--"]).args(args);
+    cluster
 }

@@ -27,7 +27,7 @@ pub fn older() -> Result<Outcome> {
     }
     let older = build()?;
     let mut tests = kube_tests()?;
-    tests.env("AVIFLOW_OLDER", older).args(["--package", "aviflow-e2e-kube", "--test", "chart"]);
+    tests.env("AVIFLOW_OLDER", older).args(["--test", "chart"]);
     counted(tests.args(["--", "--ignored", "an_older_version"]))
 }
 

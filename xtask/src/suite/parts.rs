@@ -133,17 +133,8 @@ fn histories(number: &str) -> Result<Outcome> {
     if !Path::new("crates/aviflow-engine/examples/soak.rs").exists() {
         return Ok(Outcome::Skipped("the engine has no example `soak`".to_owned()));
     }
-    whole(cargo().args([
-        "run",
-        "--package",
-        "aviflow-engine",
-        "--example",
-        "soak",
-        "--locked",
-        "--quiet",
-        "--",
-        number,
-    ]))
+    // Not by its package, for which alone features of dependencies would be others than for the tests.
+    whole(cargo().args(["run", "--example", "soak", "--locked", "--quiet", "--", number]))
 }
 
 /// The demo as a person starts it: its last lines are the training's results, and it has learned.
@@ -170,8 +161,8 @@ pub fn demo() -> Result<Outcome> {
     Ok(Outcome::Ran(Count::one(ok && learned)))
 }
 
-/// The packages with tests on real clusters, which are marked as ignored.
-const ON_CLUSTERS: [&str; 2] = ["aviflow-testcluster", "aviflow-e2e-kube"];
+/// The tests on real clusters, or with their programs, which are marked as ignored.
+const ON_CLUSTERS: [&str; 5] = ["deploy", "kubernetes", "cluster", "kube", "chart"];
 
 /// The tests on real clusters, one after the other.
 pub fn kube() -> Result<Outcome> {
@@ -191,21 +182,37 @@ fn on_clusters(full: bool) -> Result<Outcome> {
     if full {
         tests.env("AVIFLOW_TEST_FULL", "1");
     }
-    tests.args(ON_CLUSTERS.iter().flat_map(|package| ["--package", package]));
+    tests.args(ON_CLUSTERS.iter().flat_map(|test| ["--test", test]));
     counted(tests.args(["--", "--ignored"]))
 }
 
 /// A runner of such tests, which lacks but their names: all that they need is there.
 pub fn kube_tests() -> Result<Command> {
     setup::check_kube()?;
-    // The first time, this builds Kubernetes and says so; a test could say nothing meanwhile.
-    if crate::kube::run(&["binaries".to_owned(), "--all".to_owned()])? != 0 {
+    let mut tests = cargo();
+    tests.env("AVIFLOW_KUBE_BIN", programs()?);
+    tests.env("AVIFLOW_BIN", control::build(Profile::Dev)?).env("AVIFLOW_AGENT_BIN", static_agent(Profile::Dev)?);
+    // Of the whole workspace, so that nothing is compiled with other features.
+    tests.args(["test", "--workspace", "--locked", "--no-fail-fast"]);
+    Ok(tests)
+}
+
+/// A folder with the programs of a cluster. The first time, this builds Kubernetes and says so; a test could say
+/// nothing meanwhile.
+fn programs() -> Result<PathBuf> {
+    let Ran { ok, output } = tee(&mut crate::kube::command(&["binaries", "--all"]))?;
+    if !ok {
         bail!("the programs of a cluster could not be built");
     }
-    let mut tests = cargo();
-    tests.env("AVIFLOW_BIN", control::build(Profile::Dev)?).env("AVIFLOW_AGENT_BIN", static_agent(Profile::Dev)?);
-    tests.args(["test", "--locked", "--no-fail-fast"]);
-    Ok(tests)
+    let folder = target()?.join("kube-bin");
+    std::fs::create_dir_all(&folder)?;
+    for program in output.lines().map(Path::new).filter(|line| line.is_absolute() && line.is_file()) {
+        let link = folder.join(program.file_name().context("a program has a name")?);
+        // That of another version may be there.
+        let _ = std::fs::remove_file(&link);
+        std::os::unix::fs::symlink(program, &link)?;
+    }
+    Ok(folder)
 }
 
 /// The commands in the documents do what the documents say.

@@ -1,7 +1,6 @@
 //! The definitions, policies and roles, tried on a real API server.
 //!
-//! `AVIFLOW_KUBE_BIN` is a folder with etcd, kube-apiserver, kubectl and helm:
-//! `AVIFLOW_KUBE_BIN=… cargo test -p aviflow-api --test kubernetes -- --ignored`.
+//! `AVIFLOW_KUBE_BIN` is a folder with etcd, kube-apiserver, kubectl and helm; `cargo xtask test kube` makes it.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 

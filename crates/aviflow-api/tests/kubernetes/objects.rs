@@ -3,7 +3,7 @@
 use crate::cluster::Cluster;
 use aviflow_api::crd::{from_object, to_object};
 use aviflow_api::file::{Defaults, parse_job};
-use aviflow_api::spec::{CodeSnapshot, Provenance};
+use aviflow_api::spec::{CodeSnapshot, Layer, Provenance};
 use aviflow_api::yaml::to_yaml;
 use std::path::Path;
 
@@ -41,7 +41,10 @@ pub fn what_a_file_may_say_an_object_may(cluster: &Cluster) {
             locks: Vec::new(),
             env: std::collections::BTreeMap::new(),
         };
-        let provenance = Provenance { code: Some(code), environment: Some(environment), ..Provenance::default() };
+        let layer = Layer { lock: "0".repeat(64), platform: "linux/amd64".into(), hash: "1".repeat(64) };
+        let layer = parsed.spec.requirements.is_some().then_some(layer);
+        let provenance =
+            Provenance { code: Some(code), environment: Some(environment), layer, ..Provenance::default() };
         let object = to_object("default", &parsed.spec.name, &parsed.spec, &provenance);
         let said = cluster.kubectl("admin", "create --dry-run=server -f -", &to_yaml(&object));
         assert!(said.ok, "{name}: {}", said.err);

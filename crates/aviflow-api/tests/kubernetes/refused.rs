@@ -21,7 +21,12 @@ fn told(cluster: &Cluster, object: &str) -> String {
     if said.ok {
         return format!("taken{}", if said.err.is_empty() { "" } else { &said.err });
     }
-    said.err.trim().replace("Error from server (Invalid): error when creating \"STDIN\": ", "")
+    let said = said.err.trim().replace("Error from server (Invalid): error when creating \"STDIN\": ", "");
+    // Several are told in any order.
+    let mut lines: Vec<&str> = said.lines().collect();
+    let first = lines.iter().position(|line| line.starts_with("* ")).unwrap_or(lines.len());
+    lines[first..].sort_by_key(|line| (line.contains("<nil>"), *line));
+    lines.join("\n")
 }
 
 fn table(cluster: &Cluster, name: &str, kind: &str, cases: &[(&str, Json)]) {

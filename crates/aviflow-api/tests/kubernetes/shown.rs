@@ -104,6 +104,10 @@ pub fn documents(cluster: &Cluster) {
     let mut seen = 0;
     for block in page.split("```yaml\n").skip(1) {
         let text = block.split("```").next().unwrap();
+        // Others are values of a chart.
+        if !text.contains("apiVersion:") {
+            continue;
+        }
         cluster.must("admin", "apply --server-side --dry-run=server -f -", text);
         cluster.must("admin", "apply --server-side -f -", text);
         seen += 1;

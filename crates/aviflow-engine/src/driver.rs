@@ -21,6 +21,10 @@ use tokio::sync::watch;
 /// Inputs taken in one turn at most, so that a flood still commits in steps.
 const TURN_INPUTS: usize = 1024;
 
+/// The least time between the beginnings of two turns. A turn costs the same for one input as for many, so that under
+/// load the time that inputs wait here is given back several times.
+const TURN_SPACING: Duration = Duration::from_millis(10);
+
 /// The pause before a store that failed is opened again.
 const REOPEN_PAUSE: Duration = Duration::from_secs(1);
 
@@ -193,7 +197,15 @@ impl Starter {
         cluster.apply(&orders);
         let clock = Clock::starting_at(engine.now());
         let followers = self.handle.followers.clone();
-        let driver = Driver { engine, cluster, receiver: self.receiver, generation: self.generation, followers, clock };
+        let driver = Driver {
+            engine,
+            cluster,
+            receiver: self.receiver,
+            generation: self.generation,
+            followers,
+            clock,
+            turned: None,
+        };
         let spawn = std::thread::Builder::new().name("engine".to_owned());
         let thread = spawn
             .spawn(move || on_end(driver.run()))
@@ -209,6 +221,8 @@ struct Driver<S, C> {
     generation: watch::Sender<u64>,
     followers: Followers,
     clock: Clock,
+    /// When the last turn began.
+    turned: Option<Instant>,
 }
 
 #[derive(Default)]
@@ -265,7 +279,12 @@ impl<S: Store, C: Cluster> Driver<S, C> {
             Err(RecvTimeoutError::Disconnected) => mail.stop = true,
         }
         while mail.inputs.len() < TURN_INPUTS && !mail.stop {
-            let Ok(message) = self.receiver.try_recv() else { break };
+            // A query alone is answered at once; one that came after an input is to see what comes of it.
+            let wait = match self.turned {
+                Some(turned) if !mail.inputs.is_empty() => TURN_SPACING.saturating_sub(turned.elapsed()),
+                _ => Duration::ZERO,
+            };
+            let Ok(message) = self.receiver.recv_timeout(wait) else { break };
             mail.put(message);
         }
         mail
@@ -275,6 +294,7 @@ impl<S: Store, C: Cluster> Driver<S, C> {
         // A query alone changes nothing; only inputs and deadlines are worth a turn.
         let due = self.engine.next_wake().is_some_and(|t| t <= self.clock.now());
         if due || !mail.inputs.is_empty() {
+            self.turned = Some(Instant::now());
             self.turn(mail)?;
         }
         let engine = &self.engine;

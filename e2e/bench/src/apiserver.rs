@@ -16,6 +16,12 @@ impl Requests {
         Requests(self.0.iter().map(more).collect())
     }
 
+    /// All of them: what the apiserver asks of itself is among them, and is little.
+    #[must_use]
+    pub fn all(&self) -> u64 {
+        self.0.values().sum()
+    }
+
     /// Those about one group.
     #[must_use]
     pub fn of_group(&self, group: &str) -> u64 {

@@ -200,7 +200,7 @@ pub fn run(cluster: &Cluster, scenario: &Scenario, options: &Options<'_>) -> Res
     let ran = runtime.block_on(submit_and_watch(cluster, scenario, &mut plane))?;
     let after = plane.process.used()?;
     let made = scenario.jobs() as u64;
-    let requests = apiserver::requests(cluster)?.since(&requests).of_group("aviflow.dev").saturating_sub(made);
+    let requests = apiserver::requests(cluster)?.since(&requests).all().saturating_sub(made);
     let jobs = plane.json(&["ls", "--all"])?;
     let jobs = jobs.as_array().or_else(|| jobs["jobs"].as_array()).context("`aviflow ls` lists no jobs")?;
     let mut waits: BTreeMap<&'static str, (f64, usize)> = BTreeMap::new();

@@ -97,7 +97,7 @@ fn pod(name: &str, site: &Site, check: &Check, ground: &Ground) -> Result<Pod, S
         "--reach",
         &site.agents,
         "--reach",
-        site.depot.trim_start_matches("http://"),
+        site.depot.split_once("://").map_or(site.depot.as_str(), |(_, address)| address),
     ];
     let run: Vec<&str> =
         if check.run.is_empty() { own.to_vec() } else { check.run.iter().map(String::as_str).collect() };
@@ -237,7 +237,7 @@ mod tests {
     fn the_pod_has_the_node_to_itself_whatever_keeps_others_away() {
         let site = Site {
             agents: "10.0.0.1:8081".into(),
-            depot: "http://10.0.0.1:8082".into(),
+            depot: "https://10.0.0.1:8082".into(),
             authority: None,
             image: "aviflow".into(),
             priority_class: "aviflow-jobs".into(),

@@ -17,7 +17,7 @@ mod requests;
 mod seen;
 mod status;
 
-pub use jobs::{Applied, Jobs, NotTaken, Submitting};
+pub use jobs::{Applied, Ended, Jobs, NotTaken, Submitting};
 pub use requests::ensure;
 
 use crate::api::{Refused, insist, persist};
@@ -456,10 +456,15 @@ impl Mirror {
     /// Writes the states of jobs that are due into their objects, and makes those that are missing.
     async fn write_due(&mut self) {
         let ids = self.due.take(Instant::now(), WRITES.saturating_sub(self.writing));
-        let (ended, asked): (Vec<JobId>, Vec<JobId>) = ids.into_iter().partition(|id| self.ended.contains_key(id));
+        // What never was written before says more than what is at hand of a job that has ended.
+        let fresh = |id: &JobId| {
+            self.by_job.get(id).and_then(|n| self.objects.get(n)).is_some_and(|k| k.status.phase.is_none())
+        };
+        let at_hand = |id: &JobId| self.ended.contains_key(id) && !fresh(id);
+        let (ended, asked): (Vec<JobId>, Vec<JobId>) = ids.into_iter().partition(at_hand);
         for id in ended {
             let kept = self.ended.get(&id).cloned();
-            self.show_ended(id, kept.map(|(job, at)| (job, Some(at))));
+            self.show_ended(id, kept.map(|(job, at)| Ended { job, at: Some(at), image: None }));
         }
         if asked.is_empty() {
             return;
@@ -491,7 +496,7 @@ impl Mirror {
     }
 
     /// Shows a job that has ended; of one that is not kept any more nothing is known.
-    fn show_ended(&mut self, id: JobId, kept: Option<(Job, Option<Time>)>) {
+    fn show_ended(&mut self, id: JobId, kept: Option<Ended>) {
         let Some(name) = self.by_job.get(&id).cloned() else {
             // Its object is gone. Or it is not known yet that it is this job's: then it is due again.
             self.ended.remove(&id);
@@ -500,8 +505,8 @@ impl Mirror {
         if self.objects.get(&name).is_some_and(|k| k.deleting) {
             self.ended.remove(&id);
             self.release(&name);
-        } else if let Some((job, at)) = kept
-            && self.show(&name, &Shown { job: &job, reason: None, nodes: &[], image: None, ended: at }, 0)
+        } else if let Some(Ended { job, at, image }) = kept
+            && self.show(&name, &Shown { job: &job, reason: None, nodes: &[], image: image.as_ref(), ended: at }, 0)
         {
             self.ended.remove(&id);
         }

@@ -13,6 +13,7 @@ use aviflow_core::lifecycle::Moment;
 use aviflow_core::model::{Job, JobId, JobKey};
 use aviflow_core::time::Time;
 use aviflow_engine::driver::{Handle, View};
+use aviflow_engine::ports::JobRecord;
 use aviflow_store::{FileTelemetry, Objects, Reader};
 use aviflow_tls::{Connection, Listener};
 use axum::Router;
@@ -169,11 +170,11 @@ impl Applies {
         submit_applied(&self.app, applied).await.map_err(NotTaken::from)
     }
 
-    /// A job that has ended, and when it did.
+    /// A job that has ended, when it did, and its record.
     #[must_use]
-    pub fn ended(&self, job: JobId) -> Option<(Job, Option<Time>)> {
-        let (kept, _) = self.app.parts.reader.job(job).ok()??;
-        Some((kept.job, kept.ended))
+    pub fn ended(&self, job: JobId) -> Option<(Job, Option<Time>, JobRecord)> {
+        let (kept, record) = self.app.parts.reader.job(job).ok()??;
+        Some((kept.job, kept.ended, record))
     }
 
     /// A job's timeline after a row of it, oldest first, each entry with its row and in words; empty where it cannot

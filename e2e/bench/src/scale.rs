@@ -62,8 +62,11 @@ pub fn run(program: &Path, folder: &Path) -> Result<()> {
     until("all nodes are known", LONGEST, || {
         let nodes = plane.json(&["node", "ls"])?;
         let nodes = nodes.as_array().or_else(|| nodes["nodes"].as_array()).context("no nodes")?;
-        let usable = nodes.iter().filter(|n| n["free"].as_u64() == Some(8)).count();
-        Ok((usable == NODES).then_some(()))
+        let free = |node: &Value| {
+            let gpus = node["gpus"].as_array().into_iter().flatten();
+            node["condition"] == "Ready" && gpus.filter(|gpu| gpu["state"] == "free").count() == 8
+        };
+        Ok((nodes.iter().filter(|node| free(node)).count() == NODES).then_some(()))
     })?;
     let empty = plane.process.resident()?;
     println!(
@@ -164,7 +167,7 @@ struct Bound {
 async fn gang(client: &Client) -> Result<Bound> {
     let pods: Api<DynamicObject> = Api::namespaced_with(client.clone(), "default", &core("Pod", "pods"));
     let params = WatchParams::default().labels("app.kubernetes.io/managed-by=aviflow").timeout(290);
-    let version = pods.list(&ListParams::default()).await?.metadata.resource_version.unwrap_or_default();
+    let mut version = pods.list(&ListParams::default()).await?.metadata.resource_version.unwrap_or_default();
     let mut events = pods.watch(&params, &version).await?.boxed();
     let begun = Instant::now();
     jobs(client).create(&PostParams::default(), &job("gang", GANG)?).await?;
@@ -172,8 +175,14 @@ async fn gang(client: &Client) -> Result<Bound> {
     while bound.len() < GANG {
         let event = tokio::time::timeout(LONGEST, events.next()).await;
         let event = event.with_context(|| format!("{} pods made and {} bound", there.len(), bound.len()))?;
-        match event.context("the watch ended")?? {
+        let Some(event) = event else {
+            // The apiserver ends one that it thinks slow.
+            events = pods.watch(&params, &version).await?.boxed();
+            continue;
+        };
+        match event? {
             WatchEvent::Added(pod) | WatchEvent::Modified(pod) => {
+                version = pod.metadata.resource_version.clone().unwrap_or(version);
                 if there.insert(pod.metadata.name.clone()) {
                     made = begun.elapsed();
                 }

@@ -3,7 +3,7 @@
 use crate::events::Entry;
 use crate::names;
 use crate::object;
-use aviflow_api::spec::{JobSpec, ObjectRef, Provenance};
+use aviflow_api::spec::{JobSpec, ObjectRef, Provenance, ResolvedImage};
 use aviflow_core::model::{Job, JobId, JobKey};
 use aviflow_core::time::Time;
 use kube::core::DynamicObject;
@@ -39,6 +39,17 @@ impl NotTaken {
     }
 }
 
+/// A job that has ended.
+#[derive(Clone, Debug)]
+pub struct Ended {
+    /// The job.
+    pub job: Job,
+    /// When it did, if that is known.
+    pub at: Option<Time>,
+    /// What it ran in; none where its object says it.
+    pub image: Option<ResolvedImage>,
+}
+
 /// An answer to [`Jobs::submit`].
 pub type Submitting = Pin<Box<dyn Future<Output = Result<(JobId, JobKey), NotTaken>> + Send>>;
 
@@ -47,8 +58,8 @@ pub trait Jobs: Send + Sync + 'static {
     /// Submits a job, or finds the one that an earlier try has made of the same object.
     fn submit(&self, applied: Applied) -> Submitting;
 
-    /// A job that has ended, with when it did. May wait for the disk.
-    fn ended(&self, job: JobId) -> Option<(Job, Option<Time>)>;
+    /// A job that has ended. May wait for the disk.
+    fn ended(&self, job: JobId) -> Option<Ended>;
 
     /// A job's timeline after a row of it, oldest first; empty where it cannot be read. May wait for the disk.
     fn timeline(&self, job: JobId, after: u64) -> Vec<Entry>;

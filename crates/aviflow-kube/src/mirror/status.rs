@@ -36,7 +36,7 @@ pub(super) struct Shown<'a> {
     pub(super) reason: Option<&'a str>,
     /// The names of the nodes that it holds.
     pub(super) nodes: &'a [String],
-    /// What runs; none of a job that has ended, whose object says it.
+    /// What runs; none of a job that has ended, where its object says it.
     pub(super) image: Option<&'a ResolvedImage>,
     /// When it ended, if it has.
     pub(super) ended: Option<Time>,
@@ -49,6 +49,8 @@ pub(super) struct Written {
     pub(super) attempt: Option<u32>,
     /// Whether it says why.
     pub(super) said: bool,
+    /// What is wrong with the image, if it says so.
+    warned: Option<String>,
     /// When it says that the ranks were up first, in seconds.
     started: Option<i64>,
     /// Whether each condition holds, and since when, in seconds.
@@ -72,6 +74,7 @@ impl Written {
             phase: status.phase,
             attempt: status.attempt,
             said: status.reason.is_some(),
+            warned: status.conditions.iter().find(|c| accepts(c) && !c.message.is_empty()).map(|c| c.message.clone()),
             started: status.started.as_deref().and_then(seconds),
             since,
             hash: hasher.finish(),
@@ -142,8 +145,11 @@ impl Written {
         });
         let said = reason.clone().unwrap_or_default();
         let deprecated = image.and_then(|i| i.environment.as_ref().zip(i.deprecated.as_ref()));
-        let warning =
-            deprecated.map_or_else(String::new, |(name, why)| format!("environment {name} is deprecated: {why}"));
+        let warning = match image {
+            Some(_) => deprecated.map(|(name, why)| format!("environment {name} is deprecated: {why}")),
+            None => self.warned.clone(),
+        };
+        let warning = warning.unwrap_or_default();
         let (now, word) = (now(), job.phase.name());
         let end = ending(&job.phase);
         let estimate = job.estimate.filter(|_| matches!(job.phase, Phase::Queued));
@@ -192,6 +198,11 @@ impl Written {
             conditions: self.conditions(conditions),
         }
     }
+}
+
+/// Whether a condition says that the job was taken.
+fn accepts(condition: &Condition) -> bool {
+    condition.kind == format!("{:?}", ConditionType::Accepted) && condition.status == ConditionStatus::True
 }
 
 /// When the ranks were up first, of a job whose object does not say it yet: it may have ended before that was written.
@@ -296,8 +307,11 @@ mod tests {
         before.since = before.since.map(|since| since.map(|(holds, _)| (holds, 1000)));
         let again = before.next(&shown(&job, Some("no room")), Some(1));
         assert!(again.conditions.iter().all(|c| c.last_transition_time == "1970-01-01T00:16:40Z"), "{again:?}");
+        before.warned = Some("the environment is deprecated".to_owned());
         job.phase = Phase::Succeeded;
         let after = before.next(&shown(&job, None), Some(1));
+        assert_eq!(after.conditions[0].message, "the environment is deprecated", "also where the image is not known");
+        assert_eq!(Written::of(&after).warned, before.warned);
         let moved = |kind: &str| {
             let condition = after.conditions.iter().find(|c| c.kind == kind).expect("the condition");
             condition.last_transition_time != "1970-01-01T00:16:40Z"

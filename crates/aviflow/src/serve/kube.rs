@@ -11,8 +11,8 @@ use aviflow_api::rest::{ApiError, EnvironmentInfo, Exec, ExecFrame, Observed};
 use aviflow_api::rights::{Identity, Right};
 use aviflow_api::spec::JobSpec;
 use aviflow_core::lifecycle::Moment;
-use aviflow_core::model::{Job, JobId};
-use aviflow_core::time::{Span, Time};
+use aviflow_core::model::JobId;
+use aviflow_core::time::Span;
 use aviflow_engine::driver::Handle;
 use aviflow_engine::ports::{ActKind, Cluster, Observation};
 use aviflow_engine::telemetry::StreamKey;
@@ -25,7 +25,7 @@ use aviflow_kube::events;
 use aviflow_kube::fence::FENCE_AFTER;
 use aviflow_kube::identity::Reviews;
 use aviflow_kube::lease::Lease;
-use aviflow_kube::mirror::{self, Mirror};
+use aviflow_kube::mirror::{self, Ended, Mirror};
 use aviflow_kube::own;
 use aviflow_kube::pod::Site;
 use aviflow_kube::pretend::{self, Pretended, Report};
@@ -281,8 +281,9 @@ impl mirror::Jobs for Submits {
         })
     }
 
-    fn ended(&self, job: JobId) -> Option<(Job, Option<Time>)> {
-        self.0.ended(job)
+    fn ended(&self, job: JobId) -> Option<Ended> {
+        let (job, at, record) = self.0.ended(job)?;
+        Some(Ended { job, at, image: record.provenance.image })
     }
 
     fn timeline(&self, job: JobId, after: u64) -> Vec<events::Entry> {

@@ -179,11 +179,12 @@ pub fn a_layer_in_the_making_holds_nothing_up(world: &mut World) -> Result<()> {
     let before = layers(world)?;
     ground.index.hold(true);
     let lock = ground.index.wheel("tinyheld")?;
-    let file = ground.job("waits", "environment: packed\nnodes: 2\ngpusPerNode: 8", &lock, "run-tinyheld")?;
+    let file =
+        ground.job("waits-for-its-layer", "environment: packed\nnodes: 2\ngpusPerNode: 8", &lock, "run-tinyheld")?;
     world.plane.ok(&["run", "--detach", &file.display().to_string()])?;
     until("pip asks for the package", LONGEST, || Ok((ground.index.asked("tinyheld") > 0).then_some(())))?;
     let shown = until("it says what is being done", LONGEST, || {
-        let shown = world.plane.json(&["show", "waits"])?;
+        let shown = world.plane.json(&["show", "waits-for-its-layer"])?;
         Ok((shown["verdict"]["build"]["step"] == "installing packages").then_some(shown))
     })?;
     ensure!(shown["verdict"]["build"]["name"] == "packed@1 with extra.lock", "{}", shown["verdict"]);
@@ -197,7 +198,7 @@ pub fn a_layer_in_the_making_holds_nothing_up(world: &mut World) -> Result<()> {
     world.plane.kill()?;
     world.plane.run()?;
     ground.index.hold(false);
-    world.cluster.phase("waits", "Succeeded")?;
+    world.cluster.phase("waits-for-its-layer", "Succeeded")?;
     ensure!(ground.index.asked("tinyheld") == 1, "the pod {pod} was not made anew");
     ensure!(layers(world)? == before + 1, "it was kept");
 

@@ -4,6 +4,7 @@ use super::LONGEST;
 use crate::World;
 use anyhow::{Result, ensure};
 use aviflow_e2e_kube::{Phase as _, tls};
+use aviflow_testcluster::until;
 use std::io::{Read as _, Write as _};
 use std::net::TcpListener;
 
@@ -32,7 +33,10 @@ pub fn agents_say_nothing_without_tls(world: &mut World) -> Result<()> {
     drop((agent, listener));
 
     world.plane.run()?;
-    world.plane.ok(&["exec", "secured", "--", "touch", "/tmp/end"])?;
+    // Its agent finds it again within a moment.
+    until("the agent is back", LONGEST, || {
+        Ok(world.plane.aviflow(&["exec", "secured", "--", "touch", "/tmp/end"])?.status.success().then_some(()))
+    })?;
     let object = world.cluster.phase("secured", "Succeeded")?;
     ensure!(object["status"]["attempt"] == 1, "{}", object["status"]);
     let log = world.plane.ok(&["logs", "secured"])?;

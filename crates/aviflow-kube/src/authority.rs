@@ -4,6 +4,7 @@
 //! It is made once. Two replicas, and each after a restart, find the same; agents that were launched by one know the
 //! other by it.
 
+use crate::api::{ANSWER, within};
 use aviflow_tls::authority::{Authority, Kept};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
@@ -30,12 +31,14 @@ const KEY: &str = "tls.key";
 pub async fn of(client: &Client, namespace: &str) -> Result<Authority, String> {
     let secrets: Api<Secret> = Api::namespaced(client.clone(), namespace);
     let failed = |e: kube::Error| format!("the Secret {namespace}/{SECRET}, with its authority, {}", said(e));
-    let found = match secrets.get_opt(SECRET).await.map_err(failed)? {
+    let found = match within(ANSWER, secrets.get_opt(SECRET)).await.map_err(failed)? {
         Some(found) => found,
-        None => match secrets.create(&PostParams::default(), &made()?).await {
+        None => match within(ANSWER, secrets.create(&PostParams::default(), &made()?)).await {
             Ok(made) => made,
             // Another was faster, and then its authority is the one.
-            Err(kube::Error::Api(status)) if status.code == 409 => secrets.get(SECRET).await.map_err(failed)?,
+            Err(kube::Error::Api(status)) if status.code == 409 => {
+                within(ANSWER, secrets.get(SECRET)).await.map_err(failed)?
+            }
             Err(e) => return Err(failed(e)),
         },
     };
@@ -84,7 +87,7 @@ pub(crate) fn pair(secret: &Secret) -> Result<(&[u8], &[u8]), String> {
 async fn publish(client: &Client, namespace: &str, certificate: &str) -> Result<(), String> {
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
     let failed = |e: kube::Error| format!("the ConfigMap {namespace}/{CONFIG_MAP} {}", said(e));
-    let mut map = match maps.get_opt(CONFIG_MAP).await.map_err(failed)? {
+    let mut map = match within(ANSWER, maps.get_opt(CONFIG_MAP)).await.map_err(failed)? {
         Some(found) if certificate_of(&found) == Some(certificate) => return Ok(()),
         Some(found) => found,
         None => ConfigMap::default(),
@@ -94,8 +97,8 @@ async fn publish(client: &Client, namespace: &str, certificate: &str) -> Result<
     map.data.get_or_insert_default().insert(CA.to_owned(), certificate.to_owned());
     let how = PostParams::default();
     let written = match map.metadata.resource_version {
-        Some(_) => maps.replace(CONFIG_MAP, &how, &map).await,
-        None => maps.create(&how, &map).await,
+        Some(_) => within(ANSWER, maps.replace(CONFIG_MAP, &how, &map)).await,
+        None => within(ANSWER, maps.create(&how, &map)).await,
     };
     match written {
         // Another writes it at once, and nothing else.
@@ -110,7 +113,7 @@ async fn publish(client: &Client, namespace: &str, certificate: &str) -> Result<
 /// If it is not published, or he may not read it.
 pub async fn published(client: &Client, namespace: &str) -> Result<String, String> {
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
-    let map = maps.get(CONFIG_MAP).await;
+    let map = within(ANSWER, maps.get(CONFIG_MAP)).await;
     let map = map.map_err(|e| format!("the ConfigMap {namespace}/{CONFIG_MAP}, with its authority, {}", said(e)))?;
     let certificate =
         certificate_of(&map).ok_or_else(|| format!("the ConfigMap {namespace}/{CONFIG_MAP} has no `{CA}`"))?;
@@ -125,6 +128,7 @@ fn certificate_of(map: &ConfigMap) -> Option<&str> {
 pub(crate) fn said(error: kube::Error) -> String {
     match error {
         kube::Error::Api(status) => format!("cannot be used: {}", status.message),
+        kube::Error::Service(why) => format!("cannot be asked for: {why}"),
         error => format!("cannot be asked for: {error}"),
     }
 }

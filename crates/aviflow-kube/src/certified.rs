@@ -4,6 +4,7 @@
 //! The API server publishes the authorities whose client certificates it takes. What it takes, the control plane
 //! takes too; while it cannot be read, or where there are none, certificates are refused with why.
 
+use crate::api::{ANSWER, within};
 use crate::authority::{pair, said};
 use crate::names;
 use aviflow_agent::protocol::CONTROL_PLANE;
@@ -13,18 +14,26 @@ use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::{Api, Client};
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Where the API server publishes its authorities.
 const PUBLISHED: (&str, &str) = ("kube-system", "extension-apiserver-authentication");
 /// The key with those of clients.
 const CLIENT_CA: &str = "client-ca-file";
 
-/// How often the cluster is asked again.
-const AGAIN: Duration = Duration::from_secs(15);
+/// When what is done.
+#[derive(Clone, Copy)]
+struct Rhythm {
+    /// How long the apiserver may take for an answer.
+    answer: Duration,
+    /// How often the cluster is asked again.
+    again: Duration,
+    /// How often the own certificate is signed anew, long before it is over.
+    renewed: Duration,
+}
 
-/// How often the own certificate is signed anew, long before it is over.
-const RENEWED: Duration = Duration::from_secs(24 * 60 * 60);
+const RHYTHM: Rhythm =
+    Rhythm { answer: ANSWER, again: Duration::from_secs(15), renewed: Duration::from_secs(24 * 60 * 60) };
 
 /// Every identity is of this group, as the API server has it.
 const AUTHENTICATED: &str = "system:authenticated";
@@ -132,6 +141,7 @@ pub struct Keeper {
     version: Option<String>,
     /// Why none of it is; said once.
     trouble: Option<String>,
+    rhythm: Rhythm,
 }
 
 impl Keeper {
@@ -144,7 +154,7 @@ impl Keeper {
         shown: Arc<Shown>,
         given: Option<(String, String)>,
     ) -> Keeper {
-        Keeper { client, clients, shown, given, version: None, trouble: None }
+        Keeper { client, clients, shown, given, version: None, trouble: None, rhythm: RHYTHM }
     }
 
     /// Asks the cluster once, before anybody comes; `note` is told what is news.
@@ -158,26 +168,32 @@ impl Keeper {
         self.trouble = trouble;
     }
 
-    /// Asks again and again, for ever.
+    /// Asks again and again, for ever. The own certificate is renewed whatever the cluster answers.
     pub async fn run(mut self, note: impl Fn(&str) + Sync) {
-        let mut renewed = Instant::now();
-        loop {
-            tokio::time::sleep(AGAIN).await;
-            self.look(&note).await;
-            if renewed.elapsed() >= RENEWED {
-                match self.shown.renew() {
-                    Ok(()) => renewed = Instant::now(),
+        let (shown, Rhythm { again, renewed, .. }) = (self.shown.clone(), self.rhythm);
+        let renews = async {
+            loop {
+                tokio::time::sleep(renewed).await;
+                match shown.renew() {
+                    Ok(()) => note("the own certificate was signed anew, as each day"),
                     Err(why) => note(&format!("the own certificate is not renewed: {why}")),
                 }
             }
-        }
+        };
+        let looks = async {
+            loop {
+                tokio::time::sleep(again).await;
+                self.look(&note).await;
+            }
+        };
+        tokio::join!(renews, looks);
     }
 
     async fn look_for_clients(&self, note: &(dyn Fn(&str) + Sync)) {
         let Some(clients) = &self.clients else { return };
         let (namespace, name) = PUBLISHED;
         let maps: Api<ConfigMap> = Api::namespaced(self.client.clone(), namespace);
-        let read = match maps.get_opt(name).await {
+        let read = match within(self.rhythm.answer, maps.get_opt(name)).await {
             Ok(map) => Ok(map.and_then(|map| map.data?.remove(CLIENT_CA)).filter(|pem| !pem.trim().is_empty())),
             Err(e) => Err(format!("the ConfigMap {namespace}/{name}, with the cluster's authorities, {}", said(e))),
         };
@@ -191,7 +207,7 @@ impl Keeper {
         let Some((namespace, name)) = &self.given else { return Ok(()) };
         let secrets: Api<Secret> = Api::namespaced(self.client.clone(), namespace);
         let failed = |why: String| format!("the Secret {namespace}/{name} {why}");
-        let secret = secrets.get(name).await.map_err(|e| failed(said(e)))?;
+        let secret = within(self.rhythm.answer, secrets.get(name)).await.map_err(|e| failed(said(e)))?;
         if secret.metadata.resource_version.is_some() && secret.metadata.resource_version == self.version {
             return Ok(());
         }
@@ -215,7 +231,50 @@ pub fn names_of(service: &str, namespace: &str) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kube::client::Body;
+    use std::convert::Infallible;
+    use std::future::pending;
+    use std::sync::Mutex;
     use std::time::SystemTime;
+    use tokio::sync::mpsc;
+
+    /// A keeper of a cluster that takes requests and answers none.
+    fn unanswered(rhythm: Rhythm) -> Keeper {
+        let silent = tower::service_fn(|_| pending::<Result<http::Response<Body>, Infallible>>());
+        let now = SystemTime::now();
+        let authority = aviflow_tls::Authority::read(&aviflow_tls::Authority::make(now).unwrap(), now).unwrap();
+        let shown = Arc::new(Shown::new(authority, Vec::new(), Vec::new()).unwrap());
+        let given = Some(("aviflow-system".to_owned(), "given".to_owned()));
+        let keeper = Keeper::new(Client::new(silent, "default"), Some(Arc::default()), shown, given);
+        Keeper { rhythm, ..keeper }
+    }
+
+    #[tokio::test]
+    async fn a_cluster_that_does_not_answer_is_left() {
+        let (moment, day) = (Duration::from_millis(5), RHYTHM.renewed);
+        let mut keeper = unanswered(Rhythm { answer: moment, again: day, renewed: day });
+        let notes = Mutex::new(Vec::new());
+        keeper.look(&|said: &str| notes.lock().unwrap().push(said.to_owned())).await;
+        let notes = notes.into_inner().unwrap();
+        let expected =
+            ["client certificates are not taken: the ConfigMap", "the administrator's certificate is not taken"];
+        for (said, expected) in notes.iter().zip(expected) {
+            assert!(said.starts_with(expected) && said.ends_with("no answer within 5ms"), "{said}");
+        }
+        assert_eq!(notes.len(), 2);
+    }
+
+    #[tokio::test]
+    async fn the_own_certificate_is_renewed_whatever_the_cluster_answers() {
+        let (moment, day) = (Duration::from_millis(5), RHYTHM.renewed);
+        let keeper = unanswered(Rhythm { answer: day, again: Duration::ZERO, renewed: moment });
+        let (notes, mut said) = mpsc::unbounded_channel();
+        let runs = tokio::spawn(keeper.run(move |said: &str| drop(notes.send(said.to_owned()))));
+        for _ in 0..2 {
+            assert_eq!(said.recv().await.unwrap(), "the own certificate was signed anew, as each day");
+        }
+        runs.abort();
+    }
 
     #[test]
     fn what_was_known_holds_on_and_what_is_not_known_makes_nobody() {

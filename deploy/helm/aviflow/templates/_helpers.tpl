@@ -31,6 +31,11 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 system:serviceaccount:{{ .Release.Namespace }}:aviflow
 {{- end }}
 
+{{- /* The ConfigMap with the certificates that vouch for the database, where there is one. */ -}}
+{{- define "aviflow.storeCa" -}}
+{{- if eq .Values.store.kind "postgres" }}{{ .Values.store.postgres.caConfigMap }}{{ end }}
+{{- end }}
+
 {{- /* What would go wrong later is refused now. */ -}}
 {{- define "aviflow.check" -}}
 {{- if not (has .Values.mode (list "schedule" "observe")) }}

@@ -22,18 +22,23 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{ ternary "https" "http" .Values.tls.enabled }}
 {{- end }}
 
-{{- define "aviflow.claim" -}}
-{{ .Values.storage.existingClaim | default "aviflow" }}
+{{- /* Whether there is an authority of its own: agents know the control plane by it, and people where TLS is spoken. */ -}}
+{{- define "aviflow.authority" -}}
+{{- if or (eq .Values.mode "schedule") .Values.tls.enabled }}yes{{ end }}
 {{- end }}
 
-{{- /* The control plane as the API server calls it. */ -}}
-{{- define "aviflow.user" -}}
-system:serviceaccount:{{ .Release.Namespace }}:aviflow
+{{- define "aviflow.claim" -}}
+{{ .Values.storage.existingClaim | default "aviflow" }}
 {{- end }}
 
 {{- /* The ConfigMap with the certificates that vouch for the database, where there is one. */ -}}
 {{- define "aviflow.storeCa" -}}
 {{- if eq .Values.store.kind "postgres" }}{{ .Values.store.postgres.caConfigMap }}{{ end }}
+{{- end }}
+
+{{- /* The control plane as the API server calls it. */ -}}
+{{- define "aviflow.user" -}}
+system:serviceaccount:{{ .Release.Namespace }}:aviflow
 {{- end }}
 
 {{- /* What would go wrong later is refused now. */ -}}

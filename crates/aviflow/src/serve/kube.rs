@@ -229,7 +229,7 @@ pub fn check_mode(engine: &Handle, args: &KubeArgs) -> Result<()> {
 }
 
 /// The address under which pods reach this.
-fn advertised(args: &KubeArgs, bound: IpAddr) -> Result<IpAddr> {
+pub fn advertised(args: &KubeArgs, bound: IpAddr) -> Result<IpAddr> {
     match args.advertise {
         Some(ip) => Ok(ip),
         None if bound.is_unspecified() || bound.is_loopback() => Err(Failure::usage(format!(

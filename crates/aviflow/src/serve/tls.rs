@@ -42,10 +42,9 @@ impl Tls {
             )
         })?;
         let pem = authority.certificate().to_owned();
-        let mut addresses = vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
-        addresses.extend(args.advertise.into_iter().chain((!bound.is_unspecified()).then_some(bound)));
         let failed = |why: String| Failure::new(format!("TLS cannot be spoken: {why}"));
-        let shown = Shown::new(authority, certified::names_of(SERVICE, namespace), addresses).map_err(failed)?;
+        let shown =
+            Shown::new(authority, certified::names_of(SERVICE, namespace), addresses(args, bound)).map_err(failed)?;
         let shown = Arc::new(shown);
         let clients = args.tls.then(Arc::<Clients>::default);
         let given = args.tls_secret.as_ref().map(|name| (namespace.clone(), name.clone()));
@@ -55,5 +54,47 @@ impl Tls {
         let people = args.tls.then(|| Speech::to_people(shown.clone())).transpose().map_err(failed)?;
         let agents = Speech::to_agents(shown).map_err(failed)?;
         Ok(Some(Tls { people, agents, clients, authority: pem }))
+    }
+}
+
+/// The addresses by which somebody may come: people by the one that is `bound` for them, pods by what is advertised,
+/// which is where agents connect if nothing else is.
+fn addresses(args: &KubeArgs, bound: IpAddr) -> Vec<IpAddr> {
+    let listens = [args.agents, args.depot].into_iter().flatten().map(|address| address.ip());
+    let outside = args.advertise.into_iter().chain([bound]).chain(listens).filter(|ip| !ip.is_unspecified());
+    let mut all = vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
+    for ip in outside {
+        if !all.contains(&ip) {
+            all.push(ip);
+        }
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pods_know_the_control_plane_by_whatever_address_they_are_told() {
+        let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+        let check = |advertise: Option<&str>, agents: &str, depot: &str, expected: &[&str]| {
+            let args = KubeArgs {
+                advertise: advertise.map(ip),
+                agents: Some(agents.parse().unwrap()),
+                depot: Some(depot.parse().unwrap()),
+                ..KubeArgs::default()
+            };
+            let all = addresses(&args, ip("0.0.0.0"));
+            assert_eq!(all[2..], *expected.iter().copied().map(ip).collect::<Vec<_>>());
+            let told = super::super::kube::advertised(&args, ip(agents.split(':').next().unwrap())).unwrap();
+            assert!(all.contains(&told), "{told} of {all:?}");
+        };
+        check(None, "192.0.2.7:8081", "0.0.0.0:8082", &["192.0.2.7"]);
+        check(None, "192.0.2.7:8081", "192.0.2.8:8082", &["192.0.2.7", "192.0.2.8"]);
+        check(Some("10.96.0.7"), "0.0.0.0:8081", "0.0.0.0:8082", &["10.96.0.7"]);
+        check(Some("192.0.2.7"), "192.0.2.7:8081", "192.0.2.7:8082", &["192.0.2.7"]);
+        let people = addresses(&KubeArgs::default(), ip("192.0.2.9"));
+        assert_eq!(people[2..], [ip("192.0.2.9")]);
     }
 }

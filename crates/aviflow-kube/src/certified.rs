@@ -17,7 +17,9 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 /// Where the API server publishes its authorities.
-const PUBLISHED: (&str, &str) = ("kube-system", "extension-apiserver-authentication");
+pub(crate) const PUBLISHED: (&str, &str) = ("kube-system", "extension-apiserver-authentication");
+/// The RoleBinding in its namespace by which the control plane may read them.
+pub const BINDING: &str = "aviflow-client-ca";
 /// The key with those of clients.
 const CLIENT_CA: &str = "client-ca-file";
 
@@ -45,6 +47,18 @@ pub enum Uncertified {
     Refused(String),
     /// The cluster has not said yet which ones hold.
     Unknown(String),
+    /// The control plane has not the right to ask which ones hold.
+    Forbidden(String),
+}
+
+impl Uncertified {
+    /// The reason.
+    #[must_use]
+    pub fn why(&self) -> &str {
+        match self {
+            Uncertified::Refused(why) | Uncertified::Unknown(why) | Uncertified::Forbidden(why) => why,
+        }
+    }
 }
 
 /// The authorities of the cluster's people, as last read.
@@ -53,7 +67,7 @@ pub struct Clients(RwLock<State>);
 
 enum State {
     /// Why it is not known which there are.
-    Unknown(String),
+    Unknown(Uncertified),
     /// The cluster has none.
     None,
     /// These, and the text in which they stand.
@@ -62,7 +76,7 @@ enum State {
 
 impl Default for State {
     fn default() -> State {
-        State::Unknown("it was not asked yet".to_owned())
+        State::Unknown(Uncertified::Unknown("it was not asked yet".to_owned()))
     }
 }
 
@@ -73,7 +87,7 @@ impl Clients {
     /// With why it is nobody's.
     pub fn who(&self, chain: &[CertificateDer<'_>]) -> Result<Identity, Uncertified> {
         let authorities = match &*self.0.read().unwrap_or_else(PoisonError::into_inner) {
-            State::Unknown(why) => return Err(Uncertified::Unknown(why.clone())),
+            State::Unknown(why) => return Err(why.clone()),
             State::None => {
                 let (namespace, name) = PUBLISHED;
                 return Err(Uncertified::Refused(format!(
@@ -96,7 +110,7 @@ impl Clients {
     }
 
     /// Takes what the ConfigMap says; tells what of it is news.
-    fn take(&self, read: Result<Option<String>, String>) -> Option<String> {
+    fn take(&self, read: Result<Option<String>, Uncertified>) -> Option<String> {
         let mut state = self.0.write().unwrap_or_else(PoisonError::into_inner);
         match read {
             Ok(Some(pem)) => {
@@ -108,7 +122,7 @@ impl Clients {
                         *state = State::Known(pem, Arc::new(authorities));
                         Some("client certificates of the cluster are taken".to_owned())
                     }
-                    Err(why) => state.unknown(format!("its `{CLIENT_CA}` is of no use: {why}")),
+                    Err(why) => state.unknown(Uncertified::Unknown(format!("its `{CLIENT_CA}` is of no use: {why}"))),
                 }
             }
             Ok(None) => {
@@ -124,10 +138,11 @@ impl Clients {
 }
 
 impl State {
-    fn unknown(&mut self, why: String) -> Option<String> {
+    fn unknown(&mut self, why: Uncertified) -> Option<String> {
         let news = !matches!(self, State::Unknown(known) if *known == why);
-        *self = State::Unknown(why.clone());
-        news.then(|| format!("client certificates are not taken: {why}"))
+        let said = news.then(|| format!("client certificates are not taken: {}", why.why()));
+        *self = State::Unknown(why);
+        said
     }
 }
 
@@ -195,7 +210,11 @@ impl Keeper {
         let maps: Api<ConfigMap> = Api::namespaced(self.client.clone(), namespace);
         let read = match within(self.rhythm.answer, maps.get_opt(name)).await {
             Ok(map) => Ok(map.and_then(|map| map.data?.remove(CLIENT_CA)).filter(|pem| !pem.trim().is_empty())),
-            Err(e) => Err(format!("the ConfigMap {namespace}/{name}, with the cluster's authorities, {}", said(e))),
+            Err(e) => {
+                let forbidden = matches!(&e, kube::Error::Api(status) if status.code == 403);
+                let why = format!("the ConfigMap {namespace}/{name}, with the cluster's authorities, {}", said(e));
+                Err(if forbidden { Uncertified::Forbidden(why) } else { Uncertified::Unknown(why) })
+            }
         };
         if let Some(news) = clients.take(read) {
             note(&news);
@@ -238,21 +257,24 @@ mod tests {
     use std::time::SystemTime;
     use tokio::sync::mpsc;
 
-    /// A keeper of a cluster that takes requests and answers none.
-    fn unanswered(rhythm: Rhythm) -> Keeper {
-        let silent = tower::service_fn(|_| pending::<Result<http::Response<Body>, Infallible>>());
+    /// A keeper of a cluster that answers so.
+    fn keeper<F>(answer: impl Fn() -> F + Send + 'static, rhythm: Rhythm) -> Keeper
+    where
+        F: Future<Output = Result<http::Response<Body>, Infallible>> + Send + 'static,
+    {
+        let cluster = tower::service_fn(move |_| answer());
         let now = SystemTime::now();
         let authority = aviflow_tls::Authority::read(&aviflow_tls::Authority::make(now).unwrap(), now).unwrap();
         let shown = Arc::new(Shown::new(authority, Vec::new(), Vec::new()).unwrap());
         let given = Some(("aviflow-system".to_owned(), "given".to_owned()));
-        let keeper = Keeper::new(Client::new(silent, "default"), Some(Arc::default()), shown, given);
+        let keeper = Keeper::new(Client::new(cluster, "default"), Some(Arc::default()), shown, given);
         Keeper { rhythm, ..keeper }
     }
 
     #[tokio::test]
     async fn a_cluster_that_does_not_answer_is_left() {
         let (moment, day) = (Duration::from_millis(5), RHYTHM.renewed);
-        let mut keeper = unanswered(Rhythm { answer: moment, again: day, renewed: day });
+        let mut keeper = keeper(pending, Rhythm { answer: moment, again: day, renewed: day });
         let notes = Mutex::new(Vec::new());
         keeper.look(&|said: &str| notes.lock().unwrap().push(said.to_owned())).await;
         let notes = notes.into_inner().unwrap();
@@ -265,9 +287,24 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_right_that_is_missing_is_told_from_an_apiserver_that_is_away() {
+        let refused = || async {
+            let status = serde_json::json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 403,
+                                            "reason": "Forbidden", "message": "`aviflow` cannot get it"});
+            let body = Body::from(status.to_string().into_bytes());
+            Ok(http::Response::builder().status(403).body(body).unwrap())
+        };
+        let mut keeper = keeper(refused, RHYTHM);
+        keeper.look(&|_: &str| {}).await;
+        let error = keeper.clients.unwrap().who(&[CertificateDer::from(vec![1])]).unwrap_err();
+        let Uncertified::Forbidden(why) = &error else { panic!("{error:?}") };
+        assert!(why.contains("extension-apiserver-authentication") && why.contains("`aviflow` cannot get it"), "{why}");
+    }
+
+    #[tokio::test]
     async fn the_own_certificate_is_renewed_whatever_the_cluster_answers() {
         let (moment, day) = (Duration::from_millis(5), RHYTHM.renewed);
-        let keeper = unanswered(Rhythm { answer: day, again: Duration::ZERO, renewed: moment });
+        let keeper = keeper(pending, Rhythm { answer: day, again: Duration::ZERO, renewed: moment });
         let (notes, mut said) = mpsc::unbounded_channel();
         let runs = tokio::spawn(keeper.run(move |said: &str| drop(notes.send(said.to_owned()))));
         for _ in 0..2 {
@@ -282,16 +319,20 @@ mod tests {
         let shown = [CertificateDer::from(vec![1])];
         let why = |clients: &Clients| clients.who(&shown).unwrap_err();
         assert_eq!(why(&clients), Uncertified::Unknown("it was not asked yet".to_owned()));
-        assert!(clients.take(Err("away".to_owned())).unwrap().contains("are not taken: away"));
-        assert_eq!(clients.take(Err("away".to_owned())), None, "said once");
-        assert_eq!(why(&clients), Uncertified::Unknown("away".to_owned()));
+        let forbidden = Uncertified::Forbidden("not allowed".to_owned());
+        assert!(clients.take(Err(forbidden.clone())).unwrap().contains("are not taken: not allowed"));
+        assert_eq!(why(&clients), forbidden);
+        let away = || Uncertified::Unknown("away".to_owned());
+        assert!(clients.take(Err(away())).unwrap().contains("are not taken: away"));
+        assert_eq!(clients.take(Err(away())), None, "said once");
+        assert_eq!(why(&clients), away());
         assert!(clients.take(Ok(None)).unwrap().contains("takes no client certificates"));
         assert!(matches!(why(&clients), Uncertified::Refused(why) if why.contains("this cluster takes none")));
         let authority = aviflow_tls::Authority::make(SystemTime::now()).unwrap().certificate;
         assert!(clients.take(Ok(Some(authority.clone()))).is_some());
         assert_eq!(clients.take(Ok(Some(authority))), None, "no news");
-        for read in [Err("away".to_owned()), Err("still away".to_owned())] {
-            assert_eq!(clients.take(read), None);
+        for read in [away(), forbidden] {
+            assert_eq!(clients.take(Err(read)), None);
             assert_eq!(why(&clients), Uncertified::Refused("it cannot be read".to_owned()), "asked of the authorities");
         }
         assert!(clients.take(Ok(Some("nothing".to_owned()))).unwrap().contains("holds no certificate"));

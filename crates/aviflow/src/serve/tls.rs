@@ -6,8 +6,9 @@
 use crate::cli::KubeArgs;
 use crate::error::{Failure, Result};
 use crate::output::note;
+use aviflow_kube::Client;
+use aviflow_kube::authority::{self, SECRET, Trouble};
 use aviflow_kube::certified::{self, Clients, Keeper};
-use aviflow_kube::{Client, authority};
 use aviflow_tls::Shown;
 use aviflow_tls::listener::Speech;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -35,12 +36,8 @@ impl Tls {
         // One that only looks has no agents.
         let Some(client) = client.filter(|_| args.tls || !super::kube::observes(args)) else { return Ok(None) };
         let namespace = &args.kube_namespace;
-        let authority = runtime.block_on(authority::of(client, namespace)).map_err(|why| {
-            Failure::new(format!("the control plane's own authority is not to be had: {why}")).help(
-                "apply the Role `aviflow-control-plane` of the manifest, with its binding; `aviflow doctor --kube` \
-                 checks them",
-            )
-        })?;
+        let authority = runtime.block_on(authority::of(client, namespace));
+        let authority = authority.map_err(|trouble| not_to_be_had(&trouble, namespace))?;
         let pem = authority.certificate().to_owned();
         let failed = |why: String| Failure::new(format!("TLS cannot be spoken: {why}"));
         let shown =
@@ -55,6 +52,27 @@ impl Tls {
         let agents = Speech::to_agents(shown).map_err(failed)?;
         Ok(Some(Tls { people, agents, clients, authority: pem }))
     }
+}
+
+/// What to do where there is no authority.
+fn not_to_be_had(trouble: &Trouble, namespace: &str) -> Failure {
+    let help = match trouble {
+        Trouble::Forbidden(_) => {
+            "apply the Role `aviflow-control-plane` of the manifest, with its binding; `aviflow doctor --kube` \
+             checks them"
+                .to_owned()
+        }
+        Trouble::Unanswered(_) => {
+            format!("`kubectl -n {namespace} get secret {SECRET}` shows whether the apiserver answers; start it again")
+        }
+        Trouble::Unusable(_) => format!(
+            "restore the Secret from a backup, if there is one that is not over; else delete it, `kubectl -n \
+             {namespace} delete secret {SECRET}`, and start again, which makes another. Agents that run do not take a \
+             control plane of another authority for theirs: their trainings go on unattended, so delete their pods \
+             too, and they start again from their checkpoints"
+        ),
+    };
+    Failure::new(format!("the control plane's own authority is not to be had: {trouble}")).help(help)
 }
 
 /// The addresses by which somebody may come: people by the one that is `bound` for them, pods by what is advertised,
@@ -74,6 +92,16 @@ fn addresses(args: &KubeArgs, bound: IpAddr) -> Vec<IpAddr> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_trouble_with_the_authority_has_its_remedy() {
+        let help = |trouble: fn(String) -> Trouble| not_to_be_had(&trouble("why".to_owned()), "system").help.unwrap();
+        assert!(help(Trouble::Forbidden).contains("apply the Role `aviflow-control-plane`"));
+        assert!(help(Trouble::Unanswered).contains("`kubectl -n system get secret aviflow-authority`"));
+        let unusable = help(Trouble::Unusable);
+        assert!(unusable.contains("`kubectl -n system delete secret aviflow-authority`"), "{unusable}");
+        assert!(unusable.contains("trainings go on unattended"), "{unusable}");
+    }
 
     #[test]
     fn pods_know_the_control_plane_by_whatever_address_they_are_told() {

@@ -9,8 +9,8 @@ use crate::output::note;
 use aviflow_kube::Client;
 use aviflow_kube::authority::{self, SECRET, Trouble};
 use aviflow_kube::certified::{self, Clients, Keeper};
-use aviflow_tls::Shown;
 use aviflow_tls::listener::Speech;
+use aviflow_tls::{ServerName, Shown};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 use tokio::runtime::Runtime;
@@ -40,8 +40,7 @@ impl Tls {
         let authority = authority.map_err(|trouble| not_to_be_had(&trouble, namespace))?;
         let pem = authority.certificate().to_owned();
         let failed = |why: String| Failure::new(format!("TLS cannot be spoken: {why}"));
-        let shown =
-            Shown::new(authority, certified::names_of(SERVICE, namespace), addresses(args, bound)).map_err(failed)?;
+        let shown = Shown::new(authority, names(args), addresses(args, bound)).map_err(failed)?;
         let shown = Arc::new(shown);
         let clients = args.tls.then(Arc::<Clients>::default);
         let given = args.tls_secret.as_ref().map(|name| (namespace.clone(), name.clone()));
@@ -75,11 +74,25 @@ fn not_to_be_had(trouble: &Trouble, namespace: &str) -> Failure {
     Failure::new(format!("the control plane's own authority is not to be had: {trouble}")).help(help)
 }
 
-/// The addresses by which somebody may come: people by the one that is `bound` for them, pods by what is advertised,
-/// which is where agents connect if nothing else is.
+/// The names by which somebody may come.
+fn names(args: &KubeArgs) -> Vec<String> {
+    let given = args.tls_name.iter().filter_map(|name| match name {
+        ServerName::DnsName(name) => Some(name.as_ref().to_owned()),
+        _ => None,
+    });
+    certified::names_of(SERVICE, &args.kube_namespace).into_iter().chain(given).collect()
+}
+
+/// The addresses by which somebody may come: people by the one that is `bound` for them or as they are told, pods by
+/// what is advertised, which is where agents connect if nothing else is.
 fn addresses(args: &KubeArgs, bound: IpAddr) -> Vec<IpAddr> {
     let listens = [args.agents, args.depot].into_iter().flatten().map(|address| address.ip());
-    let outside = args.advertise.into_iter().chain([bound]).chain(listens).filter(|ip| !ip.is_unspecified());
+    let given = args.tls_name.iter().filter_map(|name| match name {
+        ServerName::IpAddress(ip) => Some(IpAddr::from(*ip)),
+        _ => None,
+    });
+    let outside = args.advertise.into_iter().chain([bound]).chain(listens).chain(given);
+    let outside = outside.filter(|ip| !ip.is_unspecified());
     let mut all = vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
     for ip in outside {
         if !all.contains(&ip) {
@@ -92,6 +105,18 @@ fn addresses(args: &KubeArgs, bound: IpAddr) -> Vec<IpAddr> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn people_may_come_by_names_and_addresses_that_are_given() {
+        let given = ["aviflow.example.com", "192.0.2.7", "2001:db8::7"];
+        let tls_name = given.map(|name| ServerName::try_from(name).unwrap()).into();
+        let args = KubeArgs { tls_name, kube_namespace: "system".to_owned(), ..KubeArgs::default() };
+        let names = names(&args);
+        assert!(names.iter().any(|name| name == "aviflow.system.svc"), "{names:?}");
+        assert_eq!(names.last().map(String::as_str), Some("aviflow.example.com"));
+        let expected: Vec<IpAddr> = given[1..].iter().map(|ip| ip.parse().unwrap()).collect();
+        assert_eq!(addresses(&args, Ipv4Addr::UNSPECIFIED.into())[2..], expected);
+    }
 
     #[test]
     fn each_trouble_with_the_authority_has_its_remedy() {

@@ -47,20 +47,55 @@ fn the_chart_has_the_words_of_the_program() {
     assert!(crd::JOB_LABEL.starts_with(&label) && admission.contains(&format!("key.startsWith(\"{label}\")")));
 }
 
-/// One source for both ways to install.
-#[test]
-#[ignore = "needs helm, in the folder AVIFLOW_KUBE_BIN or on the PATH"]
-fn the_manifest_is_the_chart_with_its_defaults() {
+/// What helm makes of the chart with these values.
+fn template(values: &str) -> String {
     let helm = std::env::var_os("AVIFLOW_KUBE_BIN").map_or("helm".into(), |bin| PathBuf::from(bin).join("helm"));
     let mut command = Command::new(helm);
     command.args(["template", "aviflow"]).arg(deploy("helm/aviflow"));
     // The version is of the oldest cluster that it is for, not of what helm was built with.
-    command.args(["--namespace", "aviflow-system", "--set", "namespace.create=true", "--kube-version", "1.36.0"]);
+    command.args(["--namespace", "aviflow-system", "--kube-version", "1.36.0", "--set", values]);
     let out = command.output().unwrap();
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    String::from_utf8(out.stdout).unwrap()
+}
+
+/// Who only looks and speaks no TLS has no authority, and may make none.
+#[test]
+#[ignore = "needs helm, in the folder AVIFLOW_KUBE_BIN or on the PATH"]
+fn the_authority_has_rights_where_there_is_one() {
+    for (values, expected) in [
+        ("mode=schedule", true),
+        ("mode=schedule,tls.enabled=false", true),
+        ("mode=observe", true),
+        ("mode=observe,tls.enabled=false", false),
+    ] {
+        let made = template(values);
+        for right in ["resources: [secrets, configmaps]\n    verbs: [create]", "[aviflow-authority]", "[aviflow-ca]"] {
+            assert_eq!(made.contains(right), expected, "{values}: {right}");
+        }
+        assert!(made.contains("resources: [leases]"), "{values}");
+    }
+}
+
+/// The certificates that vouch for a database are where its address names them.
+#[test]
+#[ignore = "needs helm, in the folder AVIFLOW_KUBE_BIN or on the PATH"]
+fn the_authorities_of_a_database_are_mounted() {
+    let made = template("store.kind=postgres,store.postgres.caConfigMap=db-ca");
+    assert!(made.contains("- {name: store-ca, mountPath: /etc/aviflow/store, readOnly: true}"));
+    assert!(made.contains("- name: store-ca\n          configMap: {name: db-ca}"));
+    for values in ["store.kind=postgres", "store.kind=sqlite,store.postgres.caConfigMap=db-ca"] {
+        assert!(!template(values).contains("store-ca"), "{values}");
+    }
+}
+
+/// One source for both ways to install.
+#[test]
+#[ignore = "needs helm, in the folder AVIFLOW_KUBE_BIN or on the PATH"]
+fn the_manifest_is_the_chart_with_its_defaults() {
+    let text = template("namespace.create=true");
     let head = "# Aviflow on Kubernetes, for `kubectl apply --server-side -f`. Made of deploy/helm/aviflow by\n\
                 # `cargo xtask deploy`; what can be chosen is in its values.yaml.\n";
-    let text = String::from_utf8(out.stdout).unwrap();
     // Helm leaves blank ends of lines where a template says nothing.
     let lines: Vec<&str> = text.lines().map(str::trim_end).collect();
     committed(&deploy("aviflow.yaml"), &format!("{head}{}\n", lines.join("\n").trim_end()));

@@ -26,6 +26,18 @@ pub async fn connect(most: Option<NonZeroU32>) -> Result<Client, String> {
     })
 }
 
+/// How long the apiserver may take to answer a request on which something waits.
+pub(crate) const ANSWER: Duration = Duration::from_secs(10);
+
+/// A request that is over, at the latest, when the apiserver has not answered for so long: a connection whose other
+/// end is gone may say nothing for a quarter of an hour.
+pub(crate) async fn within<T>(limit: Duration, request: impl Future<Output = kube::Result<T>>) -> kube::Result<T> {
+    match tokio::time::timeout(limit, request).await {
+        Ok(answered) => answered,
+        Err(_) => Err(kube::Error::Service(format!("there was no answer within {limit:?}").into())),
+    }
+}
+
 /// What the apiserver says that it will say again: another try is of no use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refused {

@@ -4,6 +4,7 @@
 //! It is made once. Two replicas, and each after a restart, find the same; agents that were launched by one know the
 //! other by it.
 
+use crate::api::{ANSWER, within};
 use aviflow_tls::authority::{Authority, Kept};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
@@ -23,23 +24,55 @@ pub const CA: &str = "ca.crt";
 const CERTIFICATE: &str = "tls.crt";
 const KEY: &str = "tls.key";
 
+/// Why a namespace's authority is not to be had.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Trouble {
+    /// The control plane may not read it, make it or publish it.
+    Forbidden(String),
+    /// The apiserver did not answer, or could not.
+    Unanswered(String),
+    /// It is there, and of no use: it cannot be read, or is over.
+    Unusable(String),
+}
+
+impl std::fmt::Display for Trouble {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Trouble::Forbidden(why) | Trouble::Unanswered(why) | Trouble::Unusable(why) => f.write_str(why),
+        }
+    }
+}
+
+impl Trouble {
+    fn with(what: &str, error: kube::Error) -> Trouble {
+        let forbidden = matches!(&error, kube::Error::Api(status) if matches!(status.code, 401 | 403));
+        let why = format!("{what} {}", said(error));
+        if forbidden { Trouble::Forbidden(why) } else { Trouble::Unanswered(why) }
+    }
+}
+
 /// The authority of a namespace, which is made if there is none, and published.
 ///
 /// # Errors
 /// If it can neither be read nor made, with why.
-pub async fn of(client: &Client, namespace: &str) -> Result<Authority, String> {
+pub async fn of(client: &Client, namespace: &str) -> Result<Authority, Trouble> {
     let secrets: Api<Secret> = Api::namespaced(client.clone(), namespace);
-    let failed = |e: kube::Error| format!("the Secret {namespace}/{SECRET}, with its authority, {}", said(e));
-    let found = match secrets.get_opt(SECRET).await.map_err(failed)? {
+    let failed = |e| Trouble::with(&format!("the Secret {namespace}/{SECRET}, with its authority,"), e);
+    let found = match within(ANSWER, secrets.get_opt(SECRET)).await.map_err(failed)? {
         Some(found) => found,
-        None => match secrets.create(&PostParams::default(), &made()?).await {
-            Ok(made) => made,
-            // Another was faster, and then its authority is the one.
-            Err(kube::Error::Api(status)) if status.code == 409 => secrets.get(SECRET).await.map_err(failed)?,
-            Err(e) => return Err(failed(e)),
-        },
+        None => {
+            match within(ANSWER, secrets.create(&PostParams::default(), &made().map_err(Trouble::Unanswered)?)).await {
+                Ok(made) => made,
+                // Another was faster, and then its authority is the one.
+                Err(kube::Error::Api(status)) if status.code == 409 => {
+                    within(ANSWER, secrets.get(SECRET)).await.map_err(failed)?
+                }
+                Err(e) => return Err(failed(e)),
+            }
+        }
     };
-    let authority = read(&found).map_err(|why| format!("the Secret {namespace}/{SECRET} holds no authority: {why}"))?;
+    let unusable = |why| Trouble::Unusable(format!("the Secret {namespace}/{SECRET} holds no authority: {why}"));
+    let authority = read(&found).map_err(unusable)?;
     publish(client, namespace, authority.certificate()).await?;
     Ok(authority)
 }
@@ -81,10 +114,10 @@ pub(crate) fn pair(secret: &Secret) -> Result<(&[u8], &[u8]), String> {
     Ok((value(CERTIFICATE)?, value(KEY)?))
 }
 
-async fn publish(client: &Client, namespace: &str, certificate: &str) -> Result<(), String> {
+async fn publish(client: &Client, namespace: &str, certificate: &str) -> Result<(), Trouble> {
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
-    let failed = |e: kube::Error| format!("the ConfigMap {namespace}/{CONFIG_MAP} {}", said(e));
-    let mut map = match maps.get_opt(CONFIG_MAP).await.map_err(failed)? {
+    let failed = |e| Trouble::with(&format!("the ConfigMap {namespace}/{CONFIG_MAP}"), e);
+    let mut map = match within(ANSWER, maps.get_opt(CONFIG_MAP)).await.map_err(failed)? {
         Some(found) if certificate_of(&found) == Some(certificate) => return Ok(()),
         Some(found) => found,
         None => ConfigMap::default(),
@@ -94,8 +127,8 @@ async fn publish(client: &Client, namespace: &str, certificate: &str) -> Result<
     map.data.get_or_insert_default().insert(CA.to_owned(), certificate.to_owned());
     let how = PostParams::default();
     let written = match map.metadata.resource_version {
-        Some(_) => maps.replace(CONFIG_MAP, &how, &map).await,
-        None => maps.create(&how, &map).await,
+        Some(_) => within(ANSWER, maps.replace(CONFIG_MAP, &how, &map)).await,
+        None => within(ANSWER, maps.create(&how, &map)).await,
     };
     match written {
         // Another writes it at once, and nothing else.
@@ -110,7 +143,7 @@ async fn publish(client: &Client, namespace: &str, certificate: &str) -> Result<
 /// If it is not published, or he may not read it.
 pub async fn published(client: &Client, namespace: &str) -> Result<String, String> {
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
-    let map = maps.get(CONFIG_MAP).await;
+    let map = within(ANSWER, maps.get(CONFIG_MAP)).await;
     let map = map.map_err(|e| format!("the ConfigMap {namespace}/{CONFIG_MAP}, with its authority, {}", said(e)))?;
     let certificate =
         certificate_of(&map).ok_or_else(|| format!("the ConfigMap {namespace}/{CONFIG_MAP} has no `{CA}`"))?;
@@ -125,6 +158,7 @@ fn certificate_of(map: &ConfigMap) -> Option<&str> {
 pub(crate) fn said(error: kube::Error) -> String {
     match error {
         kube::Error::Api(status) => format!("cannot be used: {}", status.message),
+        kube::Error::Service(why) => format!("cannot be asked for: {why}"),
         error => format!("cannot be asked for: {error}"),
     }
 }
@@ -132,6 +166,9 @@ pub(crate) fn said(error: kube::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kube::client::Body;
+    use serde_json::json;
+    use std::convert::Infallible;
 
     #[test]
     fn what_is_made_is_read_again() {
@@ -140,5 +177,26 @@ mod tests {
         assert_eq!(read(&secret).unwrap().certificate().as_bytes(), kept);
         secret.data.as_mut().unwrap().remove(KEY);
         assert_eq!(read(&secret).unwrap_err(), "it has no `tls.key`");
+    }
+
+    #[tokio::test]
+    async fn what_keeps_it_from_being_had_is_told_apart() {
+        let trouble = async |code: u16, body: serde_json::Value| {
+            let cluster = tower::service_fn(move |_| {
+                let body = Body::from(body.to_string().into_bytes());
+                async move { Ok::<_, Infallible>(http::Response::builder().status(code).body(body).unwrap()) }
+            });
+            of(&Client::new(cluster, "default"), "aviflow-system").await.unwrap_err()
+        };
+        let status = |code: u16, message: &str| json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "message": message});
+        let error = trouble(403, status(403, "`aviflow` cannot get it")).await;
+        assert!(matches!(&error, Trouble::Forbidden(why) if why.ends_with("`aviflow` cannot get it")), "{error:?}");
+        let error = trouble(503, status(503, "etcd is away")).await;
+        assert!(matches!(&error, Trouble::Unanswered(why) if why.ends_with("etcd is away")), "{error:?}");
+        let mut secret = made().unwrap();
+        secret.data.as_mut().unwrap().remove(KEY);
+        let error = trouble(200, serde_json::to_value(&secret).unwrap()).await;
+        let expected = "the Secret aviflow-system/aviflow-authority holds no authority: it has no `tls.key`";
+        assert_eq!(error, Trouble::Unusable(expected.to_owned()));
     }
 }

@@ -6,15 +6,20 @@ pub mod collect;
 pub mod judge;
 
 use crate::authority;
+use crate::certified;
 use crate::lease;
 use crate::profile::Profile;
 use aviflow_api::crd::GROUP;
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The first minor version of Kubernetes 1 whose admission policies stamp who submitted.
 pub const OLDEST_MINOR: u32 = 36;
 /// How many minor versions a kubelet may be behind its apiserver, by Kubernetes' own rule.
 pub const KUBELET_SKEW: u32 = 3;
+
+/// The account and the Deployment of a control plane, as the chart calls them.
+const CONTROL_PLANE: &str = "aviflow";
 
 /// What was asked for, or why it could not be seen.
 pub type Seen<T> = Result<T, String>;
@@ -30,8 +35,8 @@ pub struct Facts {
     pub policies: Seen<BTreeSet<String>>,
     /// Aviflow's own namespace.
     pub namespace: String,
-    /// Rights that the control plane's account was asked for, and has not.
-    pub missing_rights: Seen<Vec<Right>>,
+    /// The rights that the control plane's account is to have, and whether it has each.
+    pub rights: Seen<Vec<(Right, bool)>>,
     /// The pools: those with an object, else that of all nodes with GPUs.
     pub pools: Seen<Vec<Profile>>,
     /// All nodes.
@@ -72,8 +77,28 @@ pub struct NamespaceFact {
     pub claims: BTreeMap<String, (bool, Vec<String>)>,
 }
 
-/// One right of the control plane.
+/// What of a control plane's Deployment says which rights it needs. One that is not in the cluster has none.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Deployed {
+    /// Whether people are spoken to with TLS.
+    pub tls: bool,
+    /// The Secret with the administrator's certificate.
+    pub tls_secret: Option<String>,
+}
+
+/// Where a right holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Place {
+    /// In the whole cluster.
+    Cluster,
+    /// In Aviflow's own namespace alone.
+    Own,
+    /// In `kube-system`, by a role of Kubernetes itself.
+    System,
+}
+
+/// One right of the control plane.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Right {
     /// The verb.
     pub verb: &'static str,
@@ -82,9 +107,9 @@ pub struct Right {
     /// The resource, with its subresource behind a `/`.
     pub resource: &'static str,
     /// The one thing of the kind, where the right is on no other.
-    pub name: Option<&'static str>,
-    /// Whether it holds in Aviflow's own namespace alone.
-    pub own: bool,
+    pub name: Option<Cow<'static, str>>,
+    /// Where.
+    pub place: Place,
     /// Whether it is needed to observe, too.
     pub observe: bool,
 }
@@ -97,7 +122,7 @@ impl std::fmt::Display for Right {
             group => write!(f, "{} {}.{group}", self.verb, self.resource)?,
         }
         // After a blank, as a subresource stands before the group.
-        self.name.map_or(Ok(()), |name| write!(f, " {name}"))
+        self.name.as_ref().map_or(Ok(()), |name| write!(f, " {name}"))
     }
 }
 
@@ -140,25 +165,40 @@ const OWN_ROLE: &[OwnRight] = &[
     ("coordination.k8s.io", "leases", &["create"], None),
     ("coordination.k8s.io", "leases", &["get", "update"], Some(lease::NAME)),
     ("", "pods/log", &["get"], None),
+];
+
+/// What the same Role has for the control plane's own authority. One that only looks needs it to speak TLS to people;
+/// agents it has none.
+const AUTHORITY_ROLE: &[OwnRight] = &[
     ("", "secrets", &["create"], None),
     ("", "configmaps", &["create"], None),
     ("", "secrets", &["get"], Some(authority::SECRET)),
     ("", "configmaps", &["get", "update"], Some(authority::CONFIG_MAP)),
 ];
 
-/// All rights of the control plane.
+/// All rights of a control plane.
 #[must_use]
-pub fn rights() -> Vec<Right> {
+pub fn rights(deployed: &Deployed) -> Vec<Right> {
     let of = |&(group, resources, verbs, observe): &(_, &'static [&'static str], &'static [&'static str], bool)| {
         let right = move |resource| {
-            verbs.iter().map(move |verb| Right { verb, group, resource, name: None, own: false, observe })
+            let right = move |verb| Right { verb, group, resource, name: None, place: Place::Cluster, observe };
+            verbs.iter().copied().map(right)
         };
         resources.iter().copied().flat_map(right).collect::<Vec<_>>()
     };
-    let own = |&(group, resource, verbs, name): &OwnRight| {
-        verbs.iter().map(move |verb| Right { verb, group, resource, name, own: true, observe: true })
+    let own = |observe| {
+        move |&(group, resource, verbs, name): &OwnRight| {
+            let name = name.map(Cow::Borrowed);
+            let right = move |verb| Right { verb, group, resource, name: name.clone(), place: Place::Own, observe };
+            verbs.iter().copied().map(right)
+        }
     };
-    ROLE.iter().flat_map(of).chain(OWN_ROLE.iter().flat_map(own)).collect()
+    let get =
+        |resource, name, place| Right { verb: "get", group: "", resource, name: Some(name), place, observe: true };
+    let clients = deployed.tls.then(|| get("configmaps", Cow::Borrowed(certified::PUBLISHED.1), Place::System));
+    let given = deployed.tls_secret.as_ref().map(|name| get("secrets", Cow::Owned(name.clone()), Place::Own));
+    let roles = ROLE.iter().flat_map(of).chain(OWN_ROLE.iter().flat_map(own(true)));
+    roles.chain(AUTHORITY_ROLE.iter().flat_map(own(deployed.tls))).chain(clients).chain(given).collect()
 }
 
 /// The admission policies and their bindings, as `KIND NAME`.
@@ -200,26 +240,56 @@ mod tests {
             let role = documents().into_iter().find(is).expect("the role");
             role.split("\nrules:\n").nth(1).expect("rules").split("  - apiGroups").skip(1).collect::<Vec<_>>()
         };
-        let rules = of_kind("ClusterRole").into_iter().map(|rule| (rule, false));
-        let rules = rules.chain(of_kind("Role").into_iter().map(|rule| (rule, true)));
+        let rules = of_kind("ClusterRole").into_iter().map(|rule| (rule, Place::Cluster));
+        let rules = rules.chain(of_kind("Role").into_iter().map(|rule| (rule, Place::Own)));
         let mut given = BTreeSet::new();
-        for (rule, own) in rules {
+        for (rule, place) in rules {
             let text = format!("apiGroups{rule}");
             let lines: Vec<&str> = text.lines().filter(|l| !l.trim().starts_with('#')).map(str::trim).collect();
             let name = list(&lines, "resourceNames").pop();
             for group in list(&lines, "apiGroups") {
                 for resource in list(&lines, "resources:") {
                     for verb in list(&lines, "verbs") {
-                        given.insert((group.clone(), resource.clone(), verb, name.clone(), own));
+                        given.insert((group.clone(), resource.clone(), verb, name.clone(), place));
                     }
                 }
             }
         }
+        // With TLS, as in the manifest. What a role of Kubernetes gives is bound there, and not written out.
+        let deployed = Deployed { tls: true, tls_secret: None };
+        let (system, asked): (Vec<Right>, Vec<Right>) =
+            rights(&deployed).into_iter().partition(|right| right.place == Place::System);
         let own = |s: &str| s.to_owned();
-        let asked: BTreeSet<_> =
-            rights().iter().map(|r| (own(r.group), own(r.resource), own(r.verb), r.name.map(own), r.own)).collect();
+        let asked: BTreeSet<_> = asked
+            .iter()
+            .map(|r| (own(r.group), own(r.resource), own(r.verb), r.name.as_deref().map(own), r.place))
+            .collect();
         assert!(asked.len() > 50, "{}", asked.len());
         assert_eq!(asked, given);
+        let binding = format!("\n  name: {}\n  namespace: {}\n", certified::BINDING, certified::PUBLISHED.0);
+        let is = |d: &&str| d.contains("\nkind: RoleBinding\n") && d.contains(&binding);
+        let binding = documents().into_iter().find(is).expect("the binding");
+        assert!(binding.contains("\n  name: extension-apiserver-authentication-reader\n"), "{binding}");
+        assert_eq!(system.len(), 1);
+    }
+
+    #[test]
+    fn rights_of_tls_are_asked_for_where_it_is_spoken() {
+        let names = |deployed: &Deployed| -> Vec<String> {
+            let named = rights(deployed).into_iter().filter(|right| right.name.is_some() && right.observe);
+            named.map(|right| right.to_string()).collect()
+        };
+        let lease = ["get leases.coordination.k8s.io aviflow", "update leases.coordination.k8s.io aviflow"];
+        assert_eq!(names(&Deployed::default()), lease, "to observe without TLS needs no authority");
+        let deployed = Deployed { tls: true, tls_secret: Some("web".to_owned()) };
+        let expected = [
+            "get secrets aviflow-authority",
+            "get configmaps aviflow-ca",
+            "update configmaps aviflow-ca",
+            "get configmaps extension-apiserver-authentication",
+            "get secrets web",
+        ];
+        assert_eq!(names(&deployed), [&lease[..], &expected[..]].concat());
     }
 
     #[test]

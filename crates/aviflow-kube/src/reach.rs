@@ -4,7 +4,7 @@
 //! Connections to a port of this machine's loopback go there each on its own. What comes in carries the
 //! person's token, which the control plane has the apiserver review, or shows his certificate; nothing is trusted for
 //! its way in. Where the Service says that TLS is spoken, the control plane is known by the authority that it has
-//! published in its cluster.
+//! published in its cluster, if by nothing else.
 
 use crate::authority;
 use base64::Engine as _;
@@ -49,8 +49,10 @@ pub struct Certificate {
 pub struct Reached {
     /// An address of this machine that leads there.
     pub address: SocketAddr,
-    /// The certificate of its authority in PEM, where it speaks TLS.
-    pub authority: Option<String>,
+    /// Whether it speaks TLS.
+    pub tls: bool,
+    /// The certificate of its authority in PEM, as it has published it.
+    pub published: Option<String>,
 }
 
 impl Way {
@@ -73,13 +75,14 @@ impl Way {
         Ok(Way { client, namespace, token, certificate })
     }
 
-    /// Listens on this machine, for the control plane behind a Service, as long as the runtime lives.
+    /// Listens on this machine, for the control plane behind a Service, as long as the runtime lives. By what it has
+    /// published it is known unless something else is `known`; the right to read that is then not needed.
     ///
     /// # Errors
     /// If the Service has no pod that is ready, or may not be looked at, or the way to the pod is refused.
-    pub async fn listen(self, namespace: &str, service: &str) -> Result<Reached, String> {
+    pub async fn listen(self, namespace: &str, service: &str, known: bool) -> Result<Reached, String> {
         let (pod, port, tls) = self.behind(namespace, service).await?;
-        let authority = match tls {
+        let published = match tls && !known {
             true => Some(authority::published(&self.client, namespace).await?),
             false => None,
         };
@@ -106,7 +109,7 @@ impl Way {
                 });
             }
         });
-        Ok(Reached { address, authority })
+        Ok(Reached { address, tls, published })
     }
 
     /// A pod of a Service that is ready, its port, and whether TLS is spoken there.
@@ -256,6 +259,39 @@ mod tests {
         assert!(error(json!({"client-certificate-data": "?"})).contains("is no base64"));
         assert!(error(json!({"client-certificate": folder.join("none")})).contains("cannot be read"));
         std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[tokio::test]
+    async fn what_is_published_is_needed_where_nothing_else_is_known() {
+        let way = || {
+            let cluster = tower::service_fn(|request: http::Request<Body>| {
+                let path = request.uri().path();
+                let (code, body) = match path.rsplit('/').next().unwrap_or_default() {
+                    "aviflow" => {
+                        let port = json!({"name": "api", "port": 8080, "appProtocol": "https"});
+                        (200, json!({"metadata": {}, "spec": {"selector": {"app": "aviflow"}, "ports": [port]}}))
+                    }
+                    "pods" => {
+                        let ready = json!({"conditions": [{"type": "Ready", "status": "True"}]});
+                        (200, json!({"metadata": {}, "items": [{"metadata": {"name": "aviflow-0"}, "status": ready}]}))
+                    }
+                    _ => {
+                        let message = format!("ann may not ask for {path}");
+                        let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 403,
+                                            "message": message});
+                        (403, status)
+                    }
+                };
+                let answer = http::Response::builder().status(code).body(Body::from(body.to_string().into_bytes()));
+                async { answer }
+            });
+            let client = Client::new(cluster, "default");
+            Way { client, namespace: "nlp".to_owned(), token: None, certificate: None }
+        };
+        let error = way().listen("system", "aviflow", false).await.map(drop).unwrap_err();
+        assert!(error.starts_with("the ConfigMap system/aviflow-ca") && error.contains("ann may not"), "{error}");
+        let error = way().listen("system", "aviflow", true).await.map(drop).unwrap_err();
+        assert!(error.starts_with("the way through the apiserver to the pod system/aviflow-0"), "{error}");
     }
 
     #[test]

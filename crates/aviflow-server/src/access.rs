@@ -48,15 +48,28 @@ pub trait Identities: Send + Sync {
 /// An answer of [`Identities`].
 pub type Asked<'a, T> = Pin<Box<dyn Future<Output = Result<T, Unavailable>> + Send + 'a>>;
 
-/// It cannot be asked now, and why.
+/// It cannot be asked now.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct Unavailable(pub String);
+#[error("{why}")]
+pub struct Unavailable {
+    /// Why.
+    pub why: String,
+    /// What to do, where it does not pass by itself.
+    pub help: Option<String>,
+}
+
+impl From<String> for Unavailable {
+    /// What passes by itself.
+    fn from(why: String) -> Unavailable {
+        Unavailable { why, help: None }
+    }
+}
 
 impl From<Unavailable> for Failure {
-    fn from(Unavailable(why): Unavailable) -> Failure {
+    fn from(Unavailable { why, help }: Unavailable) -> Failure {
         let message = format!("the cluster cannot be asked who you are and what you may: {why}");
-        Failure::new(StatusCode::SERVICE_UNAVAILABLE, "identityUnavailable", message).help("try again in a moment")
+        Failure::new(StatusCode::SERVICE_UNAVAILABLE, "identityUnavailable", message)
+            .help(help.unwrap_or_else(|| "try again in a moment".to_owned()))
     }
 }
 

@@ -23,7 +23,7 @@ pub mod shown;
 pub use authority::Authority;
 pub use listener::{Connection, Listener, Plain, Stream};
 pub use people::{Authorities, Person};
-pub use rustls::pki_types::CertificateDer;
+pub use rustls::pki_types::{CertificateDer, ServerName};
 pub use shown::Shown;
 
 use rustls::crypto::CryptoProvider;

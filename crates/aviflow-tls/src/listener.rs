@@ -1,6 +1,7 @@
 //! Connections with and without TLS on one port, told apart by their first byte.
 //!
-//! A handshake that is slow, or never comes, holds up nobody else.
+//! A handshake that is slow, or never comes, holds up nobody else: where there are too many, those that have said
+//! nothing make room for who comes.
 
 use crate::people::AnyCertificate;
 use crate::shown::Shown;
@@ -8,27 +9,36 @@ use axum::extract::connect_info::Connected;
 use axum::serve::IncomingStream;
 use rustls::ServerConfig;
 use rustls::pki_types::CertificateDer;
+use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Mutex;
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 /// The first byte of a handshake. No request of HTTP and no message of an agent begins with it.
 const HANDSHAKE: u8 = 0x16;
 
-/// How long a client may take to say something, and to have shaken hands.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// What a connection of which it is not known yet what it is may take.
+#[derive(Clone, Copy)]
+struct Limits {
+    /// Until its first byte.
+    first_byte: Duration,
+    /// Until it has shaken hands.
+    handshake: Duration,
+    /// How many there are at a time. Who comes then takes the place of the one that is silent longest; where all
+    /// have said something, he waits in the kernel's queue.
+    at_once: usize,
+}
 
-/// Handshakes at a time; who comes then waits in the kernel's queue.
-const AT_ONCE: usize = 512;
+const LIMITS: Limits = Limits { first_byte: Duration::from_secs(5), handshake: Duration::from_secs(10), at_once: 512 };
 
 /// What is said to who speaks HTTP where TLS is spoken.
 const REFUSAL: &[u8] = b"HTTP/1.0 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n\
@@ -80,15 +90,58 @@ fn config() -> Result<rustls::ConfigBuilder<ServerConfig, rustls::WantsVerifier>
 pub struct Listener {
     tcp: TcpListener,
     speech: Option<Speech>,
-    /// Connections of which it is not known yet what they are.
-    coming: Mutex<JoinSet<Option<(Stream, SocketAddr)>>>,
+    limits: Limits,
+    coming: Mutex<Coming>,
+}
+
+/// Connections of which it is not known yet what they are.
+#[derive(Default)]
+struct Coming {
+    all: JoinSet<Option<(Stream, SocketAddr)>>,
+    /// Those that have said nothing, in the order in which they came. Whoever has, holds its `()` no more.
+    silent: VecDeque<(AbortHandle, Weak<()>)>,
+}
+
+impl Coming {
+    /// Whether another may come.
+    fn has_room(&mut self, at_once: usize) -> bool {
+        self.silent.retain(|(_, silent)| silent.strong_count() > 0);
+        self.all.len() < at_once || !self.silent.is_empty()
+    }
+
+    /// Takes another in; one that says nothing makes room for it, if there is none.
+    fn take(&mut self, (stream, peer): (TcpStream, SocketAddr), speech: Speech, limits: Limits) {
+        if self.has_room(limits.at_once)
+            && self.all.len() >= limits.at_once
+            && let Some((oldest, _)) = self.silent.pop_front()
+        {
+            oldest.abort();
+        }
+        let silent = Arc::new(());
+        let still = Arc::downgrade(&silent);
+        let task = self.all.spawn(async move {
+            let begun = Instant::now();
+            let first = tokio::time::timeout(limits.first_byte, first_byte(&stream)).await.ok()??;
+            drop(silent);
+            let rest = limits.handshake.saturating_sub(begun.elapsed());
+            let stream = tokio::time::timeout(rest, speech.begin(stream, first)).await.ok()??;
+            Some((stream, peer))
+        });
+        self.silent.push_back((task, still));
+    }
+}
+
+/// What a client says first, which is left to be read; none if it is gone.
+async fn first_byte(stream: &TcpStream) -> Option<u8> {
+    let mut first = [0];
+    (stream.peek(&mut first).await.ok()? > 0).then_some(first[0])
 }
 
 impl Listener {
     /// Listens with TLS where it is said how.
     #[must_use]
     pub fn new(tcp: TcpListener, speech: Option<Speech>) -> Listener {
-        Listener { tcp, speech, coming: Mutex::default() }
+        Listener { tcp, speech, limits: LIMITS, coming: Mutex::default() }
     }
 
     /// Its address.
@@ -106,16 +159,14 @@ impl Listener {
     pub async fn accept(&self) -> io::Result<(Stream, SocketAddr)> {
         let mut coming = self.coming.lock().await;
         loop {
+            let room = coming.has_room(self.limits.at_once);
             tokio::select! {
-                accepted = self.tcp.accept(), if coming.len() < AT_ONCE => {
+                accepted = self.tcp.accept(), if room => {
                     let (stream, peer) = accepted?;
                     let Some(speech) = self.speech.clone() else { return Ok((Stream::Plain(stream), peer)) };
-                    coming.spawn(async move {
-                        let stream = tokio::time::timeout(PATIENCE, speech.begin(stream)).await.ok()??;
-                        Some((stream, peer))
-                    });
+                    coming.take((stream, peer), speech, self.limits);
                 }
-                Some(done) = coming.join_next() => {
+                Some(done) = coming.all.join_next() => {
                     if let Ok(Some(connection)) = done {
                         return Ok(connection);
                     }
@@ -126,14 +177,10 @@ impl Listener {
 }
 
 impl Speech {
-    /// What a connection turns out to be; none if it is over.
-    async fn begin(self, mut stream: TcpStream) -> Option<Stream> {
+    /// What a connection turns out to be that begins with this byte; none if it is over.
+    async fn begin(self, mut stream: TcpStream, first: u8) -> Option<Stream> {
         stream.set_nodelay(true).ok()?;
-        let mut first = [0];
-        if stream.peek(&mut first).await.ok()? == 0 {
-            return None;
-        }
-        if first[0] == HANDSHAKE {
+        if first == HANDSHAKE {
             let stream = self.acceptor.accept(stream).await.ok()?;
             return Some(Stream::Tls(Box::new(stream)));
         }

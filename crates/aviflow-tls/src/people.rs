@@ -5,7 +5,7 @@
 //! is asked here for each request. So a certificate that is no good is refused in words and not by an alert, and one
 //! that expires does not outlive itself in a connection.
 //!
-//! Invariant: nobody is made of what does not verify.
+//! Invariant: nobody is made of what does not verify, or of what an authority has signed that is over.
 
 use rustls::client::danger::HandshakeSignatureValid;
 use rustls::pki_types::{CertificateDer, UnixTime};
@@ -14,7 +14,7 @@ use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::{CertificateError, DigitallySignedStruct, DistinguishedName, RootCertStore, SignatureScheme};
 use sha2::{Digest, Sha256};
 use std::sync::Arc;
-use x509_parser::certificate::X509Certificate;
+use x509_parser::certificate::{Validity, X509Certificate};
 
 /// Who a certificate names.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,7 +29,16 @@ pub struct Person {
 
 /// The authorities whose certificates name people.
 #[derive(Debug)]
-pub struct Authorities(Arc<dyn ClientCertVerifier>);
+pub struct Authorities(Vec<Root>);
+
+/// One of them. That it vouches at an instant is asked of it apart from what it has signed: what rustls keeps of a
+/// root is its name and its key.
+#[derive(Debug)]
+struct Root {
+    verifier: Arc<dyn ClientCertVerifier>,
+    name: String,
+    validity: Validity,
+}
 
 impl Authorities {
     /// Those of a text in PEM.
@@ -37,14 +46,13 @@ impl Authorities {
     /// # Errors
     /// If there is none that can be used.
     pub fn read(pem: &[u8]) -> Result<Authorities, String> {
-        let mut roots = RootCertStore::empty();
+        let all = crate::pem::certificates(pem)?;
         // One that cannot be read vouches for nobody, and takes nothing from the others.
-        let (added, ignored) = roots.add_parsable_certificates(crate::pem::certificates(pem)?);
-        if added == 0 {
-            return Err(format!("none of its {ignored} certificates can be read"));
+        let roots: Vec<Root> = all.iter().filter_map(Root::read).collect();
+        match roots.is_empty() {
+            true => Err(format!("none of its {} certificates can be read", all.len())),
+            false => Ok(Authorities(roots)),
         }
-        let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), crate::provider()).build();
-        verifier.map(Authorities).map_err(|e| format!("its certificates are of no use: {e}"))
     }
 
     /// Who shows this certificate, which is the first, with those above it.
@@ -58,7 +66,7 @@ impl Authorities {
     fn who_at(&self, chain: &[CertificateDer<'_>], now: UnixTime) -> Result<Person, String> {
         let (leaf, above) = chain.split_first().ok_or("it is missing")?;
         let (_, parsed) = x509_parser::parse_x509_certificate(leaf).map_err(|_| "it cannot be read".to_owned())?;
-        self.0.verify_client_cert(leaf, above, now).map_err(|e| why(&e, &parsed))?;
+        self.verify(leaf, above, &parsed, now)?;
         let subject = parsed.subject();
         let text = |attribute: &x509_parser::x509::AttributeTypeAndValue<'_>| {
             attribute.as_str().map(str::to_owned).map_err(|_| "its subject has a name that is no text".to_owned())
@@ -68,6 +76,56 @@ impl Authorities {
         let user = user.ok_or("its subject has no common name, which would be the user's")?;
         let groups = subject.iter_organization().map(text).collect::<Result<_, _>>()?;
         Ok(Person { user, groups, fingerprint: Sha256::digest(leaf).into() })
+    }
+
+    /// Whether one of them vouches for a certificate; else what the one says that has signed it.
+    fn verify(
+        &self,
+        leaf: &CertificateDer<'_>,
+        above: &[CertificateDer<'_>],
+        parsed: &X509Certificate<'_>,
+        now: UnixTime,
+    ) -> Result<(), String> {
+        let mut told = None;
+        for root in &self.0 {
+            match root.verifier.verify_client_cert(leaf, above, now) {
+                Ok(_) => match root.is_over(now) {
+                    None => return Ok(()),
+                    over => told = told.or(over),
+                },
+                Err(rustls::Error::InvalidCertificate(
+                    CertificateError::UnknownIssuer | CertificateError::BadSignature,
+                )) => {}
+                Err(error) => told = told.or_else(|| Some(why(&error, parsed))),
+            }
+        }
+        Err(told.unwrap_or_else(|| {
+            format!("it was not issued by an authority of this cluster's users, but by `{}`", parsed.issuer())
+        }))
+    }
+}
+
+impl Root {
+    fn read(certificate: &CertificateDer<'_>) -> Option<Root> {
+        let mut roots = RootCertStore::empty();
+        roots.add(certificate.clone()).ok()?;
+        let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), crate::provider()).build().ok()?;
+        let (_, parsed) = x509_parser::parse_x509_certificate(certificate).ok()?;
+        Some(Root { verifier, name: parsed.subject().to_string(), validity: parsed.validity.clone() })
+    }
+
+    /// Why it does not vouch at an instant, as a sentence about what it has signed.
+    fn is_over(&self, now: UnixTime) -> Option<String> {
+        let Root { name, validity, .. } = self;
+        let now = i64::try_from(now.as_secs()).unwrap_or(i64::MAX);
+        if now > validity.not_after.timestamp() {
+            return Some(format!(
+                "the authority `{name}` that has issued it has expired; it was valid until {}",
+                validity.not_after
+            ));
+        }
+        (now < validity.not_before.timestamp())
+            .then(|| format!("the authority `{name}` that has issued it is not valid before {}", validity.not_before))
     }
 }
 
@@ -84,9 +142,6 @@ fn why(error: &rustls::Error, certificate: &X509Certificate<'_>) -> String {
         }
         CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. } => {
             "it is not for clients: its extended key usage does not name clientAuth".to_owned()
-        }
-        CertificateError::UnknownIssuer | CertificateError::BadSignature => {
-            format!("it was not issued by an authority of this cluster's users, but by `{}`", certificate.issuer())
         }
         other => format!("it does not verify: {other}"),
     }

@@ -8,6 +8,7 @@ use crate::error::{Failure, Result, While};
 use crate::home::{Home, read_token, write_private};
 use aviflow_api::source::Sources;
 use aviflow_api::yaml::to_yaml;
+use aviflow_kube::authority::CONFIG_MAP;
 use aviflow_kube::reach::Way;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -203,7 +204,8 @@ fn through(
         .or_fail(|| "threads cannot be started".to_owned())?;
     let failed = |why: String| {
         Failure::platform(format!("the control plane of context `{name}` cannot be reached: {why}")).help(format!(
-            "the way needs `get` on services, `list` on pods, `get` and `create` on pods/portforward in `{system}`"
+            "the way needs, in `{system}`, `get` on services, `list` on pods, `get` and `create` on pods/portforward, and \
+             `get` on the ConfigMap `{CONFIG_MAP}` unless the context has a `certificateAuthority`"
         ))
     };
     let mut found = runtime.block_on(Way::find(way.kubeconfig.as_deref(), way.context.as_deref())).map_err(failed)?;
@@ -211,8 +213,8 @@ fn through(
     let certificate = if token.is_some() { None } else { found.certificate.take() };
     let token = token.or_else(|| found.token.take());
     let namespace = namespace.unwrap_or_else(|| found.namespace.clone());
-    let reached = runtime.block_on(found.listen(system, service)).map_err(failed)?;
-    if token.is_none() && (certificate.is_none() || reached.authority.is_none()) {
+    let reached = runtime.block_on(found.listen(system, service, authority.is_some())).map_err(failed)?;
+    if token.is_none() && (certificate.is_none() || !reached.tls) {
         let why = match certificate {
             Some(_) => "it has a client certificate, and the control plane's Service says that it speaks no TLS",
             None => "it has no client certificate of its own either",
@@ -223,13 +225,15 @@ fn through(
         )));
     }
     let address = reached.address;
-    let client = match reached.authority {
-        None => Client::new(name, &format!("http://{address}"), token),
-        Some(published) => {
-            let security = Security::default().known("that the cluster has published", &published);
-            let security = security.file(authority)?.shows(certificate);
-            Client::secured(name, &format!("https://{address}"), token, &security)?
-        }
+    let client = if reached.tls {
+        let security = match &reached.published {
+            Some(published) => Security::default().known("that the cluster has published", published),
+            None => Security::default(),
+        };
+        let security = security.file(authority)?.shows(certificate);
+        Client::secured(name, &format!("https://{address}"), token, &security)?
+    } else {
+        Client::new(name, &format!("http://{address}"), token)
     };
     Ok(client.in_namespace(Some(namespace)).through(runtime))
 }

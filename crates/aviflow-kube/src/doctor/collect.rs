@@ -1,13 +1,15 @@
 //! Asks a cluster for what [`super::judge`] weighs.
 
-use super::{Facts, NamespaceFact, NodeFact, Right, Seen, rights};
+use super::{CONTROL_PLANE, Deployed, Facts, NamespaceFact, NodeFact, Place, Right, Seen, rights};
 use crate::body::DEFAULT_POOL;
+use crate::certified;
 use crate::documents::read::Kind;
 use crate::names;
 use crate::object;
 use crate::profile::Profile;
 use futures_util::StreamExt;
 use futures_util::stream;
+use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::authorization::v1::SubjectAccessReview;
 use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolumeClaim, ServiceAccount};
 use k8s_openapi::api::node::v1::RuntimeClass;
@@ -44,7 +46,7 @@ pub async fn collect(client: &Client, namespace: &str, priority_class: &str) -> 
         definitions: definitions(client).await,
         policies: policies(client).await,
         namespace: namespace.to_owned(),
-        missing_rights: missing_rights(client, namespace).await,
+        rights: rights_held(client, namespace).await,
         pools: pools(client).await,
         nodes: listed::<Node>(client).await.map(|nodes| nodes.iter().map(node).collect()),
         runtime_classes: listed::<RuntimeClass>(client).await.map(called),
@@ -149,26 +151,64 @@ async fn namespaces(
     Ok(listed::<Namespace>(client).await?.into_iter().filter_map(one).collect())
 }
 
-/// Which rights the control plane's account has not. Whoever asks needs the right to ask for others.
-async fn missing_rights(client: &Client, namespace: &str) -> Seen<Vec<Right>> {
+/// The control plane's own Deployment, as its arguments say it.
+async fn deployed(client: &Client, namespace: &str) -> Seen<Deployed> {
+    let deployments: Api<Deployment> = Api::namespaced(client.clone(), namespace);
+    let found = deployments.get_opt(CONTROL_PLANE).await.map_err(|e| e.to_string())?;
+    let pod = found.and_then(|found| found.spec?.template.spec);
+    let containers = pod.map(|pod| pod.containers).unwrap_or_default();
+    let arguments: Vec<String> = containers.into_iter().filter_map(|container| container.args).flatten().collect();
+    Ok(said(&arguments))
+}
+
+fn said(arguments: &[String]) -> Deployed {
+    let tls = arguments.iter().any(|argument| argument == "--tls");
+    let secret = arguments.iter().find_map(|argument| argument.strip_prefix("--tls-secret="));
+    Deployed { tls, tls_secret: secret.map(str::to_owned) }
+}
+
+/// Which rights the control plane's account has. Whoever asks needs the right to ask for others.
+async fn rights_held(client: &Client, namespace: &str) -> Seen<Vec<(Right, bool)>> {
     let reviews = Api::<SubjectAccessReview>::all(client.clone());
     let reviews = &reviews;
     let ask = |right: Right| async move {
         let (resource, subresource) = right.resource.split_once('/').unwrap_or((right.resource, ""));
+        let place = match right.place {
+            Place::Cluster => "",
+            Place::Own => namespace,
+            Place::System => certified::PUBLISHED.0,
+        };
         let review = serde_json::from_value(json!({"spec": {
-            "user": format!("system:serviceaccount:{namespace}:aviflow"),
+            "user": format!("system:serviceaccount:{namespace}:{}", CONTROL_PLANE),
             "groups": ["system:serviceaccounts", format!("system:serviceaccounts:{namespace}"), "system:authenticated"],
             "resourceAttributes": {
                 "verb": right.verb, "group": right.group, "resource": resource, "subresource": subresource,
-                "name": right.name.unwrap_or_default(), "namespace": if right.own { namespace } else { "" },
+                "name": right.name.as_deref().unwrap_or_default(), "namespace": place,
             },
         }}));
         let review: SubjectAccessReview = review.map_err(|e| e.to_string())?;
         let answer = reviews.create(&PostParams::default(), &review).await.map_err(|e| e.to_string())?;
         Ok((right, answer.status.is_some_and(|s| s.allowed)))
     };
+    let asked = rights(&deployed(client, namespace).await?);
     let answers: Vec<Seen<(Right, bool)>> =
-        stream::iter(rights().into_iter().map(ask)).buffered(QUESTIONS).collect().await;
-    let answers: Vec<(Right, bool)> = answers.into_iter().collect::<Seen<_>>()?;
-    Ok(answers.into_iter().filter(|(_, allowed)| !allowed).map(|(right, _)| right).collect())
+        stream::iter(asked.into_iter().map(ask)).buffered(QUESTIONS).collect().await;
+    answers.into_iter().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MANIFEST: &str = include_str!("../../../../deploy/aviflow.yaml");
+
+    #[test]
+    fn the_arguments_of_the_manifest_are_understood() {
+        let mut arguments: Vec<String> =
+            MANIFEST.lines().filter_map(|line| line.trim().strip_prefix("- ")).map(str::to_owned).collect();
+        assert_eq!(said(&arguments), Deployed { tls: true, tls_secret: None });
+        arguments.push("--tls-secret=web".to_owned());
+        assert_eq!(said(&arguments).tls_secret.as_deref(), Some("web"));
+        assert_eq!(said(&[]), Deployed::default());
+    }
 }

@@ -1,6 +1,7 @@
 //! What the facts of a cluster mean for jobs.
 
-use super::{Facts, KUBELET_SKEW, NamespaceFact, NodeFact, OLDEST_MINOR, POLICIES, Seen};
+use super::{Facts, KUBELET_SKEW, NamespaceFact, NodeFact, OLDEST_MINOR, POLICIES, Place, Right, Seen};
+use crate::certified;
 use crate::profile::Profile;
 use aviflow_api::crd::{VERSION, definitions};
 use serde_json::Value;
@@ -85,22 +86,7 @@ pub fn judge(facts: &Facts) -> Vec<Finding> {
             ),
         });
     });
-    with(&facts.missing_rights, "rights", &mut out, |missing, out| {
-        let account = format!("the account {}/aviflow", facts.namespace);
-        if missing.is_empty() {
-            return out.push(good("rights", format!("{account} may do all that it does")));
-        }
-        let list = some(&missing.iter().map(|right| format!("`{right}`")).collect::<Vec<_>>());
-        let remedy = "apply the roles `aviflow-control-plane` of the manifest, with their bindings";
-        out.push(match missing.iter().all(|right| !right.observe) {
-            true if missing.len() == super::rights().iter().filter(|r| !r.observe).count() => doubtful(
-                "rights",
-                format!("{account} may only look: it can observe"),
-                "set the chart's `mode: schedule`",
-            ),
-            _ => broken("rights", format!("{account} may not {list}"), remedy),
-        });
-    });
+    with(&facts.rights, "rights", &mut out, |rights, out| rights_held(rights, &facts.namespace, out));
     match (&facts.pools, &facts.nodes) {
         (Ok(pools), Ok(nodes)) => pools_on(facts, pools, nodes, &mut out),
         (Err(why), _) | (_, Err(why)) => out.push(unseen("pools", why)),
@@ -126,6 +112,36 @@ fn some<T: AsRef<str>>(names: &[T]) -> String {
     match names.len().saturating_sub(NAMED) {
         0 => first.join(", "),
         more => format!("{} and {more} more", first.join(", ")),
+    }
+}
+
+/// Whether the control plane's account has what it is to have.
+fn rights_held(rights: &[(Right, bool)], namespace: &str, out: &mut Vec<Finding>) {
+    let account = format!("the account {namespace}/{}", super::CONTROL_PLANE);
+    let (system, rights): (Vec<_>, Vec<_>) = rights.iter().partition(|(right, _)| right.place == Place::System);
+    let missing: Vec<&Right> = rights.iter().filter(|(_, held)| !held).map(|(right, _)| right).collect();
+    let list = |missing: &[&Right]| some(&missing.iter().map(|right| format!("`{right}`")).collect::<Vec<_>>());
+    let only_looks = missing.iter().all(|right| !right.observe)
+        && missing.len() == rights.iter().filter(|(right, _)| !right.observe).count();
+    out.push(if missing.is_empty() {
+        good("rights", format!("{account} may do all that it does"))
+    } else if only_looks {
+        doubtful("rights", format!("{account} may only look: it can observe"), "set the chart's `mode: schedule`")
+    } else {
+        let remedy = "apply the roles `aviflow-control-plane` of the manifest, with their bindings; the chart's \
+                      `tls.secret` is in one of them";
+        broken("rights", format!("{account} may not {}", list(&missing)), remedy)
+    });
+    let missing: Vec<&Right> = system.iter().filter(|(_, held)| !held).map(|(right, _)| right).collect();
+    if !missing.is_empty() {
+        let (place, binding) = (certified::PUBLISHED.0, certified::BINDING);
+        out.push(doubtful(
+            "client certificates",
+            format!("{account} may not {} in {place}: people come in with tokens alone", list(&missing)),
+            format!("apply the RoleBinding `{binding}` of the manifest, in {place}"),
+        ));
+    } else if !system.is_empty() {
+        out.push(good("client certificates", "the authorities of the cluster's people may be read"));
     }
 }
 

@@ -30,7 +30,7 @@ impl Identities for People {
         let known = self.rights.lock().unwrap().contains_key(token);
         let identity = known.then(|| Arc::new(Identity { user: token.to_owned(), ..Identity::default() }));
         let away = token == "away";
-        Box::pin(async move { if away { Err(Unavailable("it is away".into())) } else { Ok(identity) } })
+        Box::pin(async move { if away { Err(Unavailable::from("it is away".to_owned())) } else { Ok(identity) } })
     }
 
     /// Certificates are the names of people too; one of `mallory` does not hold.
@@ -40,7 +40,13 @@ impl Identities for People {
             "mallory" => Err("it has expired".to_owned()),
             _ => Ok(Arc::new(Identity { user: user.clone(), ..Identity::default() })),
         };
-        Box::pin(async move { if user == "away" { Err(Unavailable("it is away".into())) } else { Ok(identity) } })
+        Box::pin(async move {
+            match user.as_str() {
+                "away" => Err(Unavailable::from("it is away".to_owned())),
+                "unread" => Err(Unavailable { why: "it is not shown".into(), help: Some("bind the role".into()) }),
+                _ => Ok(identity),
+            }
+        })
     }
 
     fn may<'a>(&'a self, identity: &'a Arc<Identity>, right: &'a Right) -> Asked<'a, bool> {
@@ -310,7 +316,8 @@ async fn who_shows_a_certificate_is_whom_it_names_or_nobody() {
             request = request.header("authorization", format!("Bearer {token}"));
         }
         let (status, body) = json(world.send(request.body(Body::empty()).unwrap()).await).await;
-        (status.as_u16(), body["message"].as_str().unwrap_or_default().to_owned())
+        let help = if status == 503 { body["help"].as_str() } else { None };
+        (status.as_u16(), help.or(body["message"].as_str()).unwrap_or_default().to_owned())
     };
     let (there, here) = ([10, 0, 0, 7], [127, 0, 0, 1]);
     assert_eq!(ask(Some("ben"), None, there).await.0, 200);
@@ -324,5 +331,6 @@ async fn who_shows_a_certificate_is_whom_it_names_or_nobody() {
         assert_eq!((status, message.as_str()), (401, "the client certificate is refused: it has expired"));
         assert_eq!(ask(Some("ann"), token, from).await.0, 403);
     }
-    assert_eq!(ask(Some("away"), Some("ben"), there).await.0, 503);
+    assert_eq!(ask(Some("away"), Some("ben"), there).await, (503, "try again in a moment".to_owned()));
+    assert_eq!(ask(Some("unread"), Some("ben"), there).await, (503, "bind the role".to_owned()));
 }

@@ -82,6 +82,11 @@ fn words(error: &tokio_postgres::Error) -> String {
     out
 }
 
+/// What a server said that lets nobody in, or why it could not be asked.
+fn said(error: &tokio_postgres::Error) -> String {
+    error.as_db_error().map_or_else(|| words(error), |db| db.message().to_owned())
+}
+
 /// Where the database is, and sessions that wait for a query.
 pub(super) struct Database {
     runtime: Option<Runtime>,
@@ -138,13 +143,22 @@ impl Database {
 
     /// A new session.
     pub(super) async fn connect(&self) -> Result<Session, StoreError> {
-        let (client, connection) = self.config.connect(self.tls.clone()).await.map_err(|e| {
-            let why = e.as_db_error().map_or_else(|| words(&e), |db| db.message().to_owned());
-            failed(format!("cannot connect to {}: {why}; see that it runs and lets this user in", self.shown))
-        })?;
+        let (client, connection) = match self.config.connect(self.tls.clone()).await {
+            Err(e) if self.config.get_ssl_mode() == SslMode::Prefer && tls::is_in_the_way(&e) => {
+                let mut plain = self.config.clone();
+                plain.ssl_mode(SslMode::Disable);
+                let connected = plain.connect(self.tls.clone()).await;
+                connected.map_err(|plain| self.unreachable(&format!("{}; without TLS: {}", said(&e), said(&plain))))?
+            }
+            connected => connected.map_err(|e| self.unreachable(&said(&e)))?,
+        };
         // Its errors reach whoever waits for an answer.
         tokio::spawn(async move { drop(connection.await) });
         Session::set_up(client).await.map_err(|trouble| self.error(trouble))
+    }
+
+    fn unreachable(&self, why: &str) -> StoreError {
+        failed(format!("cannot connect to {}: {why}; see that it runs and lets this user in", self.shown))
     }
 
     /// What to say of a statement that failed.
@@ -252,11 +266,24 @@ fn config(url: &str) -> Result<(Config, MakeRustlsConnect), StoreError> {
     })?;
     let home = std::env::var_os("HOME").map(PathBuf::from);
     let (mode, tls) = tls::connector(&asked, home.as_deref())?;
-    let across = |host: &Host| matches!(host, Host::Tcp(_));
-    let local = !config.get_hosts().is_empty() && !config.get_hosts().iter().any(across);
+    let sockets = config.get_hosts().iter().filter(|host| matches!(host, Host::Unix(_))).count();
+    if sockets > 0 && !config.get_hostaddrs().is_empty() {
+        // It is the IP address that would be connected to, and nothing would say whose certificate is meant.
+        return Err(failed(
+            "the database's address names the folder of a socket and an IP address, hostaddr, at once; leave \
+             hostaddr out, or name the host that its certificate is for instead of the folder",
+        ));
+    }
+    let local = sockets > 0 && sockets == config.get_hosts().len();
     config.ssl_mode(if local { SslMode::Disable } else { mode });
-    if config.get_hosts().is_empty() && config.get_hostaddrs().is_empty() {
-        return Err(failed(format!("the database's address names no host; {what}")));
+    if config.get_hosts().is_empty() {
+        if config.get_hostaddrs().is_empty() {
+            return Err(failed(format!("the database's address names no host; {what}")));
+        }
+        // Without a name, an IP address is one: that its certificate is to be for.
+        for address in config.get_hostaddrs().to_vec() {
+            config.host(address.to_string());
+        }
     }
     if config.get_application_name().is_none() {
         config.application_name("aviflow");
@@ -285,10 +312,7 @@ fn shown(config: &Config) -> String {
         Host::Tcp(name) => name.clone(),
         Host::Unix(folder) => folder.display().to_string(),
     });
-    let mut hosts: Vec<String> = named.enumerate().map(|(i, host)| format!("{host}:{}", port(i))).collect();
-    if hosts.is_empty() {
-        hosts = config.get_hostaddrs().iter().enumerate().map(|(i, host)| format!("{host}:{}", port(i))).collect();
-    }
+    let hosts: Vec<String> = named.enumerate().map(|(i, host)| format!("{host}:{}", port(i))).collect();
     let user = config.get_user().map_or(String::new(), |user| format!("{user}@"));
     let name = config.get_dbname().or(config.get_user()).unwrap_or_default();
     format!("postgres://{user}{}/{name}", hosts.join(","))
@@ -305,6 +329,10 @@ mod tests {
             ("postgresql://ada:s3cret@db,other/flow?sslmode=prefer", "postgres://ada@db:5432,other:5432/flow"),
             ("postgres://ada@db?password=s3cret", "postgres://ada@db:5432/ada"),
             ("postgres:///flow?host=/run/postgresql&user=ada", "postgres://ada@/run/postgresql:5432/flow"),
+            (
+                "postgres:///flow?hostaddr=192.0.2.7,2001:db8::7&user=ada",
+                "postgres://ada@192.0.2.7:5432,2001:db8::7:5432/flow",
+            ),
         ];
         for (url, expected) in cases {
             let database = Database::at(url).unwrap();
@@ -321,6 +349,7 @@ mod tests {
             ("postgres://ada:s3cret@db:s3cret/flow", "port"),
             ("postgres://ada:s3cret@db/flow?sslcert=s3cret", "sslcert"),
             ("postgres:///flow", "names no host"),
+            ("postgres:///flow?host=/run&hostaddr=192.0.2.7&password=s3cret", "a socket and an IP address"),
         ];
         for (url, expected) in cases {
             let e = Database::at(url).unwrap_err().to_string();

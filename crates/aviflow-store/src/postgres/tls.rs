@@ -3,7 +3,7 @@
 //! | `sslmode` | encrypted | the server's certificate |
 //! |---|---|---|
 //! | `disable` | never | |
-//! | `allow`, `prefer`, or nothing | where the server can | is not looked at |
+//! | `allow`, `prefer`, or nothing | where both can, and the server lets him in so | is not looked at |
 //! | `require` | always | as `verify-ca` where there are root certificates; else it is not looked at |
 //! | `verify-ca` | always | must be of one of the root certificates |
 //! | `verify-full` | always | must besides be for the host that the address names |
@@ -19,9 +19,11 @@ use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
 use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokio_postgres::config::SslMode;
+use tokio_postgres::error::SqlState;
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 /// What an address says of it.
@@ -58,6 +60,19 @@ fn decoded(value: &str) -> String {
         at += if escaped.is_some() { 3 } else { 1 };
     }
     String::from_utf8_lossy(&plain).into_owned()
+}
+
+/// Whether a connection failed for its being encrypted, so that one without TLS may be had: TLS did not come about,
+/// or the server has no rule by which this user comes in so.
+pub(super) fn is_in_the_way(error: &tokio_postgres::Error) -> bool {
+    if let Some(code) = error.code() {
+        return *code == SqlState::INVALID_AUTHORIZATION_SPECIFICATION;
+    }
+    let io = std::error::Error::source(error).and_then(|source| source.downcast_ref::<io::Error>());
+    io.is_some_and(|io| {
+        io.get_ref().is_some_and(|inner| inner.is::<rustls::Error>())
+            || matches!(io.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe)
+    })
 }
 
 /// Whose certificates are taken.

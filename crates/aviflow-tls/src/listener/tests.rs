@@ -63,6 +63,76 @@ async fn agents_with_and_without_tls_come_by_one_port() {
     drop((silent, client.await.unwrap()));
 }
 
+/// A connection that the listener has taken in, and that has said nothing.
+async fn comes(listener: &Listener, at: SocketAddr) -> TcpStream {
+    let stream = TcpStream::connect(at).await.unwrap();
+    let accepted = listener.tcp.accept().await.unwrap();
+    listener.coming.lock().await.take(accepted, listener.speech.clone().unwrap(), listener.limits);
+    stream
+}
+
+/// Waits until the other end has closed a connection.
+async fn closed(mut stream: TcpStream) {
+    // Whether it says so or resets it, depends on what had been said.
+    let _ = stream.read_to_end(&mut Vec::new()).await;
+}
+
+#[tokio::test]
+async fn who_is_silent_longest_makes_room_for_who_comes() {
+    let (mut listener, at, authority) = listens(Speech::to_agents).await;
+    let hour = Duration::from_secs(60 * 60);
+    listener.limits = Limits { first_byte: hour, handshake: hour, at_once: 3 };
+    let mut slow = comes(&listener, at).await;
+    slow.write_all(&[HANDSHAKE]).await.unwrap();
+    // It has begun to shake hands, and so is not asked to leave before those that are silent.
+    while listener.coming.lock().await.has_room(1) {
+        tokio::task::yield_now().await;
+    }
+    let (oldest, mut newest) = (comes(&listener, at).await, comes(&listener, at).await);
+    let serves = tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        stream.write_all(b"!").await.unwrap();
+        (listener, stream)
+    });
+    let mut agent = connect(at, &authority, None).await.unwrap();
+    agent.read_exact(&mut [0]).await.unwrap();
+    closed(oldest).await;
+    let (listener, served) = serves.await.unwrap();
+    assert!(matches!(served, Stream::Tls(_)));
+    newest.write_all(b"{none}").await.unwrap();
+    assert!(matches!(listener.accept().await.unwrap().0, Stream::Plain(_)), "it was kept");
+    drop(slow);
+}
+
+#[tokio::test]
+async fn who_has_said_something_is_not_asked_to_leave() {
+    let (mut listener, at, _) = listens(Speech::to_agents).await;
+    let hour = Duration::from_secs(60 * 60);
+    listener.limits = Limits { first_byte: hour, handshake: hour, at_once: 1 };
+    let mut slow = comes(&listener, at).await;
+    assert!(listener.coming.lock().await.has_room(1), "it is silent");
+    slow.write_all(&[HANDSHAKE]).await.unwrap();
+    while listener.coming.lock().await.has_room(1) {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(listener.coming.lock().await.all.len(), 1, "others wait for it");
+}
+
+#[tokio::test]
+async fn a_client_that_takes_its_time_is_left() {
+    let (hour, moment) = (Duration::from_secs(60 * 60), Duration::from_millis(20));
+    for (first_byte, handshake, says) in [(moment, hour, &[][..]), (hour, moment, &[HANDSHAKE][..])] {
+        let (mut listener, at, _) = listens(Speech::to_agents).await;
+        listener.limits = Limits { first_byte, handshake, at_once: 1 };
+        let accepts = tokio::spawn(async move { listener.accept().await.map(|_| ()) });
+        let mut slow = TcpStream::connect(at).await.unwrap();
+        slow.write_all(says).await.unwrap();
+        closed(slow).await;
+        assert!(!accepts.is_finished(), "it was no connection");
+        accepts.abort();
+    }
+}
+
 #[tokio::test]
 async fn a_client_that_knows_another_authority_says_nothing() {
     let (listener, at, _) = listens(Speech::to_agents).await;

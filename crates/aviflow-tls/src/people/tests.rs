@@ -36,6 +36,11 @@ pub(crate) struct Cluster {
 
 impl Cluster {
     pub(crate) fn new() -> Cluster {
+        Cluster::made(|_| {})
+    }
+
+    /// One whose certificate is as usual but for what `change` changes.
+    fn made(change: impl FnOnce(&mut CertificateParams)) -> Cluster {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::default();
         // All of them are called alike, so that only the key tells them apart.
@@ -43,6 +48,7 @@ impl Cluster {
         params.distinguished_name.push(DnType::CommonName, "kubernetes");
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+        change(&mut params);
         let pem = params.self_signed(&key).unwrap().pem();
         Cluster { pem, issuer: Issuer::new(params, key) }
     }
@@ -122,4 +128,37 @@ fn of_several_authorities_each_vouches() {
         assert!(both.who_at(&[cluster.issue(|_| {}).0.der().clone()], unix(now)).is_ok());
     }
     assert!(Authorities::read(b"").unwrap_err().contains("holds no certificate"));
+}
+
+#[test]
+fn an_authority_vouches_while_it_is_valid_and_no_longer() {
+    let (now, day) = (SystemTime::now(), Duration::from_secs(24 * 60 * 60));
+    let named = |name: &str, from: SystemTime, until: SystemTime| {
+        Cluster::made(|p| {
+            p.distinguished_name.push(DnType::CommonName, name);
+            (p.not_before, p.not_after) = (OffsetDateTime::from(from), OffsetDateTime::from(until));
+        })
+    };
+    let old = named("old", now - 2 * day, now - day);
+    let new = named("new", now - day, now + day);
+    let next = named("next", now + day, now + 2 * day);
+    let all = Authorities::read([&old, &new, &next].map(|c| c.pem.as_str()).concat().as_bytes()).unwrap();
+    let who = |cluster: &Cluster, at| all.who_at(&[cluster.issue(|_| {}).0.der().clone()], unix(at)).map(drop);
+    assert_eq!(who(&new, now), Ok(()));
+    let error = who(&old, now).unwrap_err();
+    assert!(error.contains("the authority `CN=old` that has issued it has expired"), "{error}");
+    let error = who(&next, now).unwrap_err();
+    assert!(error.contains("the authority `CN=next` that has issued it is not valid before"), "{error}");
+    for (cluster, then) in [(&old, now - day - day / 2), (&next, now + day + day / 2)] {
+        assert_eq!(who(cluster, then), Ok(()), "while it was, or will be");
+    }
+    // The same key in a certificate that was renewed vouches for what the old one had signed.
+    let old_key = old.issue(|_| {});
+    let (mut params, key) = (CertificateParams::default(), old.issuer.key());
+    params.distinguished_name = rcgen::DistinguishedName::new();
+    params.distinguished_name.push(DnType::CommonName, "old");
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let renewed = params.self_signed(key).unwrap().pem();
+    let both = Authorities::read(format!("{}{renewed}", old.pem).as_bytes()).unwrap();
+    assert!(both.who_at(&[old_key.0.der().clone()], unix(now)).is_ok());
 }

@@ -3,6 +3,7 @@
 use super::Output;
 use super::admin::{DrainArgs, Why};
 use aviflow_kube::fence::SHORTEST;
+use aviflow_tls::ServerName;
 use clap::{Args, Subcommand, ValueEnum};
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU32;
@@ -360,6 +361,18 @@ pub struct KubeArgs {
     #[arg(long, env = "AVIFLOW_TLS_SECRET", value_name = "NAME", requires = "tls")]
     pub tls_secret: Option<String>,
 
+    /// A name or an IP address by which people come besides those of the Service, for the certificate of Aviflow's own
+    /// authority; several with commas
+    #[arg(
+        long,
+        env = "AVIFLOW_TLS_NAME",
+        value_name = "NAME",
+        value_delimiter = ',',
+        value_parser = server_name,
+        requires = "tls"
+    )]
+    pub tls_name: Vec<ServerName<'static>>,
+
     /// The most requests a second to the apiserver [default: as many as there are]
     #[arg(long, hide = true, env = "AVIFLOW_REQUESTS_PER_SECOND", value_name = "N", requires = "kube")]
     pub requests_per_second: Option<NonZeroU32>,
@@ -377,6 +390,10 @@ pub struct KubeArgs {
         value_parser = clap::value_parser!(i64).range(SHORTEST.0 / 1000..=3600)
     )]
     pub fence_after: Option<i64>,
+}
+
+fn server_name(text: &str) -> Result<ServerName<'static>, &'static str> {
+    ServerName::try_from(text.to_owned()).map_err(|_| "it is neither a name in DNS nor an IP address")
 }
 
 /// Where the store is; it may have a password in it, which is shown nowhere.

@@ -17,7 +17,7 @@ use aviflow_engine::driver::Handle;
 use aviflow_engine::ports::{ActKind, Cluster, Observation};
 use aviflow_engine::telemetry::StreamKey;
 use aviflow_kube::api;
-use aviflow_kube::certified::Uncertified;
+use aviflow_kube::certified::{BINDING, Uncertified};
 use aviflow_kube::check::Check;
 use aviflow_kube::depot::Objects;
 use aviflow_kube::documents::{self, Documents, Journal};
@@ -229,7 +229,7 @@ pub fn check_mode(engine: &Handle, args: &KubeArgs) -> Result<()> {
 }
 
 /// The address under which pods reach this.
-fn advertised(args: &KubeArgs, bound: IpAddr) -> Result<IpAddr> {
+pub fn advertised(args: &KubeArgs, bound: IpAddr) -> Result<IpAddr> {
     match args.advertise {
         Some(ip) => Ok(ip),
         None if bound.is_unspecified() || bound.is_loopback() => Err(Failure::usage(format!(
@@ -304,7 +304,7 @@ struct People(Reviews);
 
 impl Identities for People {
     fn authenticate<'a>(&'a self, token: &'a str) -> Asked<'a, Option<Arc<Identity>>> {
-        Box::pin(async move { self.0.authenticate(token).await.map_err(Unavailable) })
+        Box::pin(async move { self.0.authenticate(token).await.map_err(Unavailable::from) })
     }
 
     fn certified<'a>(
@@ -314,13 +314,20 @@ impl Identities for People {
         let identity = match self.0.certified(chain) {
             Ok(identity) => Ok(Ok(identity)),
             Err(Uncertified::Refused(why)) => Ok(Err(why)),
-            Err(Uncertified::Unknown(why)) => Err(Unavailable(why)),
+            Err(Uncertified::Unknown(why)) => Err(why.into()),
+            Err(Uncertified::Forbidden(why)) => Err(Unavailable {
+                why,
+                help: Some(format!(
+                    "come with a token; an administrator of the cluster gives the control plane the right by the \
+                     RoleBinding `{BINDING}` of the manifest, in `kube-system`"
+                )),
+            }),
         };
         Box::pin(async move { identity })
     }
 
     fn may<'a>(&'a self, identity: &'a Arc<Identity>, right: &'a Right) -> Asked<'a, bool> {
-        Box::pin(async move { self.0.may(identity, right).await.map_err(Unavailable) })
+        Box::pin(async move { self.0.may(identity, right).await.map_err(Unavailable::from) })
     }
 }
 

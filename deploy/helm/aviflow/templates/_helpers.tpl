@@ -22,8 +22,18 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{ ternary "https" "http" .Values.tls.enabled }}
 {{- end }}
 
+{{- /* Whether there is an authority of its own: agents know the control plane by it, and people where TLS is spoken. */ -}}
+{{- define "aviflow.authority" -}}
+{{- if or (eq .Values.mode "schedule") .Values.tls.enabled }}yes{{ end }}
+{{- end }}
+
 {{- define "aviflow.claim" -}}
 {{ .Values.storage.existingClaim | default "aviflow" }}
+{{- end }}
+
+{{- /* The ConfigMap with the certificates that vouch for the database, where there is one. */ -}}
+{{- define "aviflow.storeCa" -}}
+{{- if eq .Values.store.kind "postgres" }}{{ .Values.store.postgres.caConfigMap }}{{ end }}
 {{- end }}
 
 {{- /* The control plane as the API server calls it. */ -}}

@@ -1,5 +1,5 @@
 use super::*;
-use crate::doctor::{Right, rights};
+use crate::doctor::{Deployed, rights};
 use std::collections::BTreeMap;
 
 fn node(name: &str) -> NodeFact {
@@ -12,6 +12,16 @@ fn node(name: &str) -> NodeFact {
         capacity: devices.clone(),
         allocatable: devices,
     }
+}
+
+/// The rights of a control plane with TLS, of which its account has these.
+fn held(has: impl Fn(&Right) -> bool) -> Vec<(Right, bool)> {
+    let deployed = Deployed { tls: true, tls_secret: Some("web".to_owned()) };
+    let with = |right: Right| {
+        let has = has(&right);
+        (right, has)
+    };
+    rights(&deployed).into_iter().map(with).collect()
 }
 
 /// A cluster that has everything.
@@ -28,7 +38,7 @@ fn sound() -> Facts {
         definitions: Ok(definitions().iter().map(|(_, d)| (plural(d), Some(schema(d)))).collect()),
         policies: Ok(POLICIES.iter().map(|p| (*p).to_owned()).collect()),
         namespace: "aviflow-system".to_owned(),
-        missing_rights: Ok(Vec::new()),
+        rights: Ok(held(|_| true)),
         pools: Ok(vec![Profile {
             pool: "hgx".to_owned(),
             kubernetes: serde_json::from_value(kubernetes).expect("a pool's part"),
@@ -49,6 +59,7 @@ fn a_sound_cluster_has_nothing_to_do() {
     let looked_at = [
         "GPUs",
         "admission",
+        "client certificates",
         "definitions",
         "fabric",
         "kubelets",
@@ -106,11 +117,13 @@ fn each_lack_is_found_and_named() {
         f.policies.as_mut().expect("policies").remove("ValidatingAdmissionPolicyBinding aviflow-pods");
     };
     check(unbound, "admission", Broken, "ValidatingAdmissionPolicyBinding aviflow-pods");
-    let right = Right { verb: "create", group: "", resource: "pods", name: None, own: false, observe: false };
-    check(|f| f.missing_rights = Ok(vec![right]), "rights", Broken, "`create pods`");
-    let looks = rights().into_iter().filter(|r| !r.observe).collect();
-    check(|f| f.missing_rights = Ok(looks), "rights", Doubtful, "may only look");
-    check(|f| f.missing_rights = Err("forbidden".into()), "rights", Broken, "forbidden");
+    let lacks = |f: &mut Facts, right: &str| f.rights = Ok(held(|r| r.to_string() != right));
+    check(|f| lacks(f, "create pods"), "rights", Broken, "may not `create pods`");
+    check(|f| lacks(f, "get secrets web"), "rights", Broken, "may not `get secrets web`");
+    let clients = "get configmaps extension-apiserver-authentication";
+    check(|f| lacks(f, clients), "client certificates", Doubtful, "in kube-system: people come in with tokens alone");
+    check(|f| f.rights = Ok(held(|r| r.observe)), "rights", Doubtful, "may only look");
+    check(|f| f.rights = Err("forbidden".into()), "rights", Broken, "forbidden");
     check(|f| nodes(f).iter_mut().for_each(|n| drop(n.labels.remove("pool"))), "GPUs", Broken, "pool=hgx");
     check(|f| nodes(f)[0].capacity.clear(), "GPUs", Broken, "no nvidia.com/gpu on hgx0");
     let healthy = |f: &mut Facts, device: &str, n| {

@@ -3,7 +3,8 @@ use crate::contract::server::Server;
 use crate::postgres::connect::Database;
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, SanType};
 use std::fs::Permissions;
-use std::net::{IpAddr, Ipv4Addr};
+use std::io::{Read as _, Write as _};
+use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use tempfile::TempDir;
 
@@ -85,11 +86,20 @@ impl Secured {
             std::fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
             std::os::unix::fs::chown(&path, Some(owner.uid()), Some(owner.gid())).unwrap();
         }
-        std::fs::write(data.join("pg_hba.conf"), "local all all trust\nhostssl all all 127.0.0.0/8 trust\n").unwrap();
+        let secured = Secured { server, address, folder, authority };
+        secured.rules("hostssl all all 127.0.0.0/8 trust");
+        let server = &secured.server;
         server.psql("postgres", &format!("ALTER SYSTEM SET listen_addresses = '{address}'"));
         server.psql("postgres", "ALTER SYSTEM SET ssl = on");
+        let Secured { server, folder, authority, .. } = secured;
         drop(server);
         Secured { server: Server::start(&home, false), address, folder, authority }
+    }
+
+    /// Who is let in across the network, in the words of `pg_hba.conf`.
+    fn rules(&self, rule: &str) {
+        let file = self.folder.path().join("server/data/pg_hba.conf");
+        std::fs::write(file, format!("local all all trust\n{rule}\n")).unwrap();
     }
 
     /// Connects with these parameters to a host, which is where it listens.
@@ -120,14 +130,63 @@ fn a_server_is_taken_for_who_it_is_as_far_as_the_address_asks() {
     taken("db.example", &format!("sslmode=verify-full&sslrootcert={ours}"));
     taken(&ip, &format!("sslmode=verify-full&sslrootcert={ours}"));
     taken("elsewhere.example", &format!("sslmode=verify-ca&sslrootcert={ours}"));
+    // Without a name, the certificate is to be for the IP address.
+    for parameters in ["sslmode=prefer", "sslmode=require", &format!("sslmode=verify-full&sslrootcert={ours}")] {
+        taken("", parameters);
+    }
     refused("elsewhere.example", &format!("sslmode=verify-full&sslrootcert={ours}"), "not valid for name");
     for mode in ["require", "verify-ca", "verify-full"] {
         refused("db.example", &format!("sslmode={mode}&sslrootcert={other}"), "UnknownIssuer");
     }
+    let reloaded = |expected: &str| {
+        secured.server.psql("postgres", "SELECT pg_reload_conf()");
+        let mut refusals = std::iter::repeat_with(|| secured.connect("db.example", "sslmode=require"));
+        // The server's main process takes the change up by itself, a moment later.
+        let refusal = refusals.find_map(Result::err).unwrap();
+        assert!(refusal.contains(expected), "{refusal}");
+    };
+    secured.rules("hostnossl all all 127.0.0.0/8 trust");
+    reloaded("no pg_hba.conf entry");
+    taken("db.example", "sslmode=prefer");
     secured.server.psql("postgres", "ALTER SYSTEM SET ssl = off");
-    secured.server.psql("postgres", "SELECT pg_reload_conf()");
-    let mut refusals = std::iter::repeat_with(|| secured.connect("db.example", "sslmode=require"));
-    // The server's main process takes the change up by itself, a moment later.
-    let refusal = refusals.find_map(Result::err).unwrap();
-    assert!(refusal.contains("server does not support TLS"), "{refusal}");
+    reloaded("server does not support TLS");
+    taken("db.example", "sslmode=prefer");
+}
+
+/// What a server reads of each connection that is made with a mode, where it says that it speaks TLS and then does not.
+fn connections_to_a_liar(mode: &str) -> (String, Vec<i32>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let url = format!("postgres://ada@localhost:{port}/flow?hostaddr=127.0.0.1&sslmode={mode}");
+    let database = Database::at(&url).unwrap();
+    let connects = std::thread::spawn(move || {
+        let error = database.wait(database.connect()).unwrap().map(drop).unwrap_err();
+        // It waits for no other: its next connection says that the last was made.
+        drop(TcpStream::connect(("127.0.0.1", port)).unwrap());
+        error.to_string()
+    });
+    let mut asked = Vec::new();
+    for stream in listener.incoming() {
+        let mut stream = stream.unwrap();
+        let mut first = [0; 8];
+        if stream.read_exact(&mut first).is_err() {
+            break;
+        }
+        let [_, _, _, _, code @ ..] = first;
+        asked.push(i32::from_be_bytes(code));
+        let _ = stream.write_all(b"Snothing of TLS");
+    }
+    (connects.join().unwrap(), asked)
+}
+
+#[test]
+fn without_tls_only_where_the_address_lets_it_be() {
+    // As PostgreSQL numbers them: a request for TLS, and a plain beginning.
+    let (tls, plain) = (80_877_103, 196_608);
+    let (error, asked) = connections_to_a_liar("prefer");
+    assert_eq!(asked, [tls, plain]);
+    assert!(error.contains("TLS handshake") && error.contains("; without TLS: "), "{error}");
+    let (error, asked) = connections_to_a_liar("require");
+    assert_eq!(asked, [tls]);
+    assert!(error.contains("TLS handshake") && !error.contains("without TLS"), "{error}");
 }

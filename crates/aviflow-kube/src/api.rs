@@ -1,8 +1,13 @@
-//! Requests to the apiserver, tried again where that is safe.
+//! Requests to the apiserver, tried again where that is safe, after pauses that grow while it is away.
 
+use futures_util::StreamExt as _;
+use futures_util::stream::BoxStream;
 use kube::client::ClientBuilder;
 use kube::core::response::Status;
-use kube::{Client, Config};
+use kube::runtime::WatchStreamExt as _;
+use kube::runtime::utils::Backoff;
+use kube::runtime::watcher::{self, Event};
+use kube::{Api, Client, Config};
 use std::future::Future;
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -12,6 +17,47 @@ use tower::limit::RateLimitLayer;
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 /// The longest.
 const LAST_PAUSE: Duration = Duration::from_secs(10);
+
+/// How long a watch lasts: some load balancers close a connection that is older than five minutes without a word.
+const WATCH: u32 = 200;
+/// The longest pause before a watch begins again: what happened meanwhile is not known here.
+const LAST_LOOK: Duration = Duration::from_secs(5);
+
+/// Changes of objects, as they are seen.
+pub(crate) type Watch<T> = BoxStream<'static, watcher::Result<Event<T>>>;
+
+/// Watches all objects of a kind, or the one of this name. After an error it begins again by itself, once a pause is
+/// over.
+pub(crate) fn watch<T>(api: Api<T>, name: Option<&str>) -> Watch<T>
+where
+    T: kube::Resource + Clone + std::fmt::Debug + Send + serde::de::DeserializeOwned + 'static,
+    T::DynamicType: Send + Sync,
+{
+    let config = watcher::Config::default().timeout(WATCH);
+    let config = match name {
+        Some(name) => config.fields(&format!("metadata.name={name}")),
+        None => config,
+    };
+    watcher::watcher(api, config).backoff(Pauses(FIRST_PAUSE)).boxed()
+}
+
+/// The pauses of a watch; holds the next.
+struct Pauses(Duration);
+
+impl Iterator for Pauses {
+    type Item = Duration;
+
+    fn next(&mut self) -> Option<Duration> {
+        let next = (self.0 * 2).min(LAST_LOOK);
+        Some(std::mem::replace(&mut self.0, next))
+    }
+}
+
+impl Backoff for Pauses {
+    fn reset(&mut self) {
+        self.0 = FIRST_PAUSE;
+    }
+}
 
 /// A client of the cluster of this pod, else of `$KUBECONFIG`, that sends no more requests a second than are named.
 ///
@@ -93,4 +139,40 @@ pub(crate) fn refusal(error: &kube::Error) -> Option<Refused> {
     let Status { code, message, .. } = &**status;
     let passes = *code == 429 || *code == 408 || *code >= 500;
     (!passes).then(|| Refused { code: *code, message: message.clone() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use k8s_openapi::api::core::v1::Pod;
+    use kube::client::Body;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Instant;
+
+    #[tokio::test]
+    async fn a_watch_pauses_while_the_apiserver_is_away() {
+        let asked = Arc::<AtomicUsize>::default();
+        let count = asked.clone();
+        let away = tower::service_fn(move |_: http::Request<Body>| {
+            count.fetch_add(1, Ordering::Relaxed);
+            std::future::ready(Err::<http::Response<Body>, _>(std::io::Error::other("connection refused")))
+        });
+        let mut events = watch(Api::<Pod>::all(Client::new(away, "default")), None);
+        let begun = Instant::now();
+        for _ in 0..3 {
+            assert!(events.next().await.is_some_and(|event| event.is_err()));
+        }
+        assert!(begun.elapsed() >= FIRST_PAUSE * 3, "two pauses, the second twice the first");
+        assert_eq!(asked.load(Ordering::Relaxed), 3);
+    }
+
+    #[test]
+    fn pauses_grow_to_the_longest_and_begin_again() {
+        let mut pauses = Pauses(FIRST_PAUSE);
+        let first: Vec<u128> = pauses.by_ref().take(7).map(|pause| pause.as_millis()).collect();
+        assert_eq!(first, [200, 400, 800, 1600, 3200, 5000, 5000]);
+        pauses.reset();
+        assert_eq!(pauses.next(), Some(FIRST_PAUSE));
+    }
 }

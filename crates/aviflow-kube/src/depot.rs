@@ -57,16 +57,19 @@ pub trait Objects: Send + Sync {
     fn set_layer(&self, hash: &str, sha256: &str) -> io::Result<()>;
 }
 
-/// A layer that is being made.
+/// A pod that makes a layer.
 #[derive(Clone, Debug)]
 pub(crate) struct Build {
-    /// The pod that makes it.
     pub(crate) pod: PodRef,
+    /// The hash of the layer.
+    pub(crate) layer: String,
     /// SHA-256 of the lock.
     pub(crate) lock: String,
+    /// Whether it is done with: then it is being removed, gets nothing, and is taken up by nobody.
+    pub(crate) over: bool,
 }
 
-/// Layers that are being made, by their hash.
+/// Pods that make layers, by their uid, until they are gone.
 pub(crate) type Builds = Arc<Mutex<BTreeMap<String, Build>>>;
 
 fn held(builds: &Builds) -> MutexGuard<'_, BTreeMap<String, Build>> {
@@ -75,13 +78,30 @@ fn held(builds: &Builds) -> MutexGuard<'_, BTreeMap<String, Build>> {
 }
 
 /// From now on a pod may hand a layer up.
-pub(crate) fn expect(builds: &Builds, hash: &str, build: Build) {
-    held(builds).insert(hash.to_owned(), build);
+pub(crate) fn expect(builds: &Builds, build: Build) {
+    held(builds).insert(build.pod.uid.clone(), build);
 }
 
-/// From now on none may.
-pub(crate) fn forget(builds: &Builds, hash: &str) {
-    held(builds).remove(hash);
+/// From now on no pod may hand this layer up. Gives those that could.
+pub(crate) fn retire(builds: &Builds, layer: &str) -> Vec<PodRef> {
+    let mut builds = held(builds);
+    let of_layer = builds.values_mut().filter(|build| build.layer == layer);
+    of_layer
+        .map(|build| {
+            build.over = true;
+            build.pod.clone()
+        })
+        .collect()
+}
+
+/// Whether a pod is done with.
+pub(crate) fn retired(builds: &Builds, uid: &str) -> bool {
+    held(builds).get(uid).is_some_and(|build| build.over)
+}
+
+/// A pod is gone.
+pub(crate) fn forget(builds: &Builds, uid: &str) {
+    held(builds).remove(uid);
 }
 
 struct Depot {
@@ -141,10 +161,10 @@ impl Depot {
 
     /// The layer that a pod makes, with its lock.
     fn of_build(&self, pod: &PodRef) -> Result<(String, String), Refusal> {
-        let builds = held(&self.builds);
-        match builds.iter().find(|(_, build)| build.pod == *pod) {
-            Some((hash, build)) => Ok((hash.clone(), build.lock.clone())),
-            None => refuse(StatusCode::NOT_FOUND, "the pod is not known yet"),
+        match held(&self.builds).get(&pod.uid) {
+            Some(build) if build.over => refuse(StatusCode::FORBIDDEN, "the pod's layer is not wanted any more"),
+            Some(build) if build.pod == *pod => Ok((build.layer.clone(), build.lock.clone())),
+            _ => refuse(StatusCode::NOT_FOUND, "the pod is not known yet"),
         }
     }
 

@@ -91,7 +91,7 @@ impl Body {
             ground: Ground {
                 namespace: record.key.namespace.clone(),
                 layer: layer.clone(),
-                image: image.pinned.clone(),
+                image: image.clone(),
                 profiles: self.books.profiles().to_vec(),
                 pull_secrets: Default::default(),
                 pip: self.config.pip.clone(),

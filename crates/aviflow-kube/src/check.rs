@@ -10,7 +10,7 @@ use crate::fate::{self, Fate};
 use crate::names;
 use crate::pod::Site;
 use crate::profile::Profile;
-use crate::remove::remove;
+use crate::remove::{KUBELETS, remove};
 use crate::site::PodRef;
 use aviflow_api::rest::ExecFrame;
 use base64::Engine as _;
@@ -78,7 +78,7 @@ pub(crate) async fn run(
     // Nobody waits for what a node that is down may hold up.
     drop(to);
     match made {
-        Some(made) => remove(&client, &made).await,
+        Some(made) => remove(&client, &made, KUBELETS).await,
         // Whoever asked went away while it was being made, or it was not.
         None => clear(&client, &api, &name).await,
     }
@@ -89,7 +89,7 @@ async fn clear(client: &Client, api: &Api<Pod>, name: &str) {
     if let Ok(Some(left)) = persist(|| async { api.get_opt(name).await }).await
         && let Some(left) = reference(&left)
     {
-        remove(client, &left).await;
+        remove(client, &left, KUBELETS).await;
     }
 }
 

@@ -1,7 +1,7 @@
 //! Takes away a pod of which nothing is to be saved, and waits until it is gone.
 //!
 //! Invariants: it is deleted by its uid, so that the next of its name is left alone; and a node that is down, whose
-//! kubelet never says that the pod has ended, keeps it no longer than [`KUBELETS`].
+//! kubelet never says that the pod has ended, keeps it no longer than it is given, which is [`KUBELETS`].
 
 use crate::api::insist;
 use crate::site::PodRef;
@@ -20,12 +20,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(200);
 /// The longest.
 const LAST_PAUSE: Duration = Duration::from_secs(5);
 
-/// Deletes a pod, and waits until it is gone.
-pub(crate) async fn remove(client: &Client, pod: &PodRef) {
-    remove_within(client, pod, KUBELETS).await;
-}
-
-async fn remove_within(client: &Client, pod: &PodRef, kubelets: Duration) {
+/// Deletes a pod, and waits until it is gone. Kubelet has so long to end it.
+pub(crate) async fn remove(client: &Client, pod: &PodRef, kubelets: Duration) {
     let api = Api::<Pod>::namespaced(client.clone(), &pod.namespace);
     let (begun, mut pause) = (Instant::now(), FIRST_PAUSE);
     let mut grace = 1;
@@ -59,7 +55,10 @@ mod tests {
         let answer = tower::service_fn(move |request: http::Request<Body>| {
             let asked = asked.clone();
             async move {
-                assert_eq!((request.method(), request.uri().path()), (&Method::DELETE, "/api/v1/namespaces/nlp/pods/x"));
+                assert_eq!(
+                    (request.method(), request.uri().path()),
+                    (&Method::DELETE, "/api/v1/namespaces/nlp/pods/x")
+                );
                 let body = request.into_body().collect_bytes().await.expect("a body");
                 let how: Value = serde_json::from_slice(&body).expect("JSON");
                 let mut asked = asked.lock().expect("whole");
@@ -84,7 +83,7 @@ mod tests {
     async fn graces(uid: &'static str) -> Vec<Value> {
         let asked = Arc::default();
         let pod = PodRef { namespace: "nlp".into(), name: "x".into(), uid: "1".into() };
-        remove_within(&apiserver(uid, &asked), &pod, Duration::ZERO).await;
+        remove(&apiserver(uid, &asked), &pod, Duration::ZERO).await;
         let asked = asked.lock().expect("whole");
         asked.iter().map(|how| how["gracePeriodSeconds"].clone()).collect()
     }

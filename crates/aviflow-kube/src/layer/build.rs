@@ -27,6 +27,7 @@ use kube::{Api, Client};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
@@ -34,15 +35,53 @@ use tokio::time::Instant;
 /// passes at all has passed after them, or takes an administrator.
 const PAUSES: [Duration; 2] = [Duration::from_secs(10), Duration::from_secs(60)];
 
+/// How many layers of a namespace are made at a time, so that it leaves room for others.
+const OF_NAMESPACE: usize = 4;
+/// How many are in all: each takes the index, a node's disk and the depot.
+const IN_ALL: usize = 16;
+
 /// Layers that are being made, and their pods.
 #[derive(Default)]
 pub(crate) struct Making {
+    room: Room,
     /// By the hash.
     tasks: BTreeMap<String, Task>,
     /// The number of the last.
     last: u64,
     /// Pods of builds that are there, by their uid.
     pods: BTreeMap<String, (String, PodRef)>,
+}
+
+/// How many more layers may be made now.
+struct Room {
+    all: Arc<Semaphore>,
+    namespaces: BTreeMap<String, Arc<Semaphore>>,
+}
+
+impl Default for Room {
+    fn default() -> Room {
+        Room { all: Arc::new(Semaphore::new(IN_ALL)), namespaces: BTreeMap::new() }
+    }
+}
+
+impl Room {
+    /// What to take of, in this order: whoever waits for his own namespace's holds nothing of the others'.
+    fn of(&mut self, namespace: &str) -> [Arc<Semaphore>; 2] {
+        let own = self.namespaces.entry(namespace.to_owned());
+        [own.or_insert_with(|| Arc::new(Semaphore::new(OF_NAMESPACE))).clone(), self.all.clone()]
+    }
+}
+
+/// Takes of each, or waits; `waits` is called first.
+async fn enter(room: &[Arc<Semaphore>; 2], waits: impl FnOnce()) -> Result<Vec<OwnedSemaphorePermit>, AcquireError> {
+    if room.iter().any(|room| room.available_permits() == 0) {
+        waits();
+    }
+    let mut taken = Vec::new();
+    for room in room {
+        taken.push(room.clone().acquire_owned().await?);
+    }
+    Ok(taken)
 }
 
 /// A task that makes a layer.
@@ -60,6 +99,7 @@ struct Maker {
     builds: Builds,
     namespaces: Arc<Namespaces>,
     telemetry: Arc<dyn Telemetry>,
+    room: [Arc<Semaphore>; 2],
     ground: Ground,
     /// What it is told as: the environment and the lock's file.
     name: String,
@@ -88,6 +128,7 @@ impl Body {
             builds: self.builds.clone(),
             namespaces: self.namespaces.clone(),
             telemetry: self.workers.telemetry.clone(),
+            room: self.making.room.of(&record.key.namespace),
             ground: Ground {
                 namespace: record.key.namespace.clone(),
                 layer: layer.clone(),
@@ -127,6 +168,7 @@ impl Body {
     pub(crate) fn abandon(&mut self, hash: &str) {
         let Some(task) = self.making.tasks.remove(hash) else { return };
         task.handle.abort();
+        self.workers.telemetry.forget_build(hash);
         self.clear_away(hash);
     }
 
@@ -139,7 +181,7 @@ impl Body {
         for pod in pods {
             let (client, builds) = (self.config.client.clone(), self.builds.clone());
             tokio::spawn(async move {
-                remove(&client, &pod).await;
+                remove(&client, &pod, KUBELETS).await;
                 depot::forget(&builds, &pod.uid);
             });
         }
@@ -189,6 +231,8 @@ impl Maker {
         if self.there().await? {
             return Ok(());
         }
+        let entered = enter(&self.room, || self.tell("waiting until fewer layers are being made")).await;
+        let _room = entered.map_err(|_| "the control plane is stopping".to_owned())?;
         self.tell("making its pod");
         self.namespaces.prepare(&self.client, &self.ground.namespace).await?;
         // Where they cannot be read, kubelet says what it cannot pull.
@@ -197,21 +241,21 @@ impl Maker {
         let pod = pod(&self.ground, &self.site)?;
         let mut pauses = PAUSES.iter();
         loop {
-            let (reason, lasting) = match self.try_once(api, &pod).await? {
+            let (reason, kubelets) = match self.try_once(api, &pod).await? {
                 Ended::Done if self.there().await? => return Ok(()),
-                Ended::Done => ("its pod ended, and the layer is not in the object store".to_owned(), false),
-                Ended::Failed { reason, lasting } => (reason, lasting),
+                Ended::Done => ("its pod ended, and the layer is not in the object store".to_owned(), KUBELETS),
+                Ended::Failed { reason, lasting: true } => return Err(reason),
+                Ended::Failed { reason, lasting: false } => (reason, KUBELETS),
+                // Kubelet has had its time.
+                Ended::Silent { reason } => (reason, Duration::ZERO),
             };
-            if lasting {
-                return Err(reason);
-            }
             let Some(pause) = pauses.next() else {
                 let tries = PAUSES.len() + 1;
                 return Err(format!("{reason} (tried {tries} times); submit the job again once that is set right"));
             };
             self.tell(&format!("trying again after {} s: {reason}", pause.as_secs()));
             for left in depot::retire(&self.builds, &self.ground.layer.hash) {
-                remove(&self.client, &left).await;
+                remove(&self.client, &left, kubelets).await;
                 depot::forget(&self.builds, &left.uid);
             }
             // What is full, busy or away needs a while.
@@ -239,7 +283,7 @@ impl Maker {
         loop {
             let event = tokio::select! {
                 event = events.next() => event,
-                reason = patience.ends() => return Ok(passing(&reason)),
+                reason = patience.ends() => return Ok(Ended::Silent { reason }),
             };
             let seen = match event {
                 Some(Ok(Event::Apply(pod) | Event::InitApply(pod))) => pod,
@@ -290,7 +334,7 @@ impl Maker {
                     }
                     // Of a job that was cancelled, or of an earlier try.
                     self.tell("removing the pod that made it before");
-                    remove(&self.client, &there).await;
+                    remove(&self.client, &there, KUBELETS).await;
                 }
                 Ok(None) => {}
                 Err(refused) => return Err(format!("its pod {name} cannot be read: {}", refused.message)),
@@ -305,16 +349,23 @@ impl Maker {
 
     async fn there(&self) -> Result<bool, String> {
         let (objects, hash) = (self.objects.clone(), self.ground.layer.hash.clone());
-        let found = tokio::task::spawn_blocking(move || objects.layer(&hash)).await;
+        let found = tokio::task::spawn_blocking(move || depot::whole(objects.as_ref(), &hash)).await;
         let found = found.map_err(|_| "the control plane is stopping".to_owned())?;
-        found.map(|found| found.is_some()).map_err(|e| format!("the object store cannot be read: {e}"))
+        found.map_err(|e| format!("the object store cannot be read: {e}"))
     }
 }
 
 /// How one try ended.
 enum Ended {
     Done,
-    Failed { reason: String, lasting: bool },
+    Failed {
+        reason: String,
+        lasting: bool,
+    },
+    /// Its kubelet, which should have ended the pod, does not say so.
+    Silent {
+        reason: String,
+    },
 }
 
 /// Whether a pod that was found may still make its layer.
@@ -342,8 +393,9 @@ impl Patience {
             self.end = Some((now + KUBELETS, reason));
         } else if started && self.end.is_none() {
             let minutes = LONGEST.as_secs() / 60;
-            let reason =
-                format!("it was not done after {minutes} minutes, and the kubelet of {node} has not ended it; is it down?");
+            let reason = format!(
+                "it was not done after {minutes} minutes, and the kubelet of {node} has not ended it; is it down?"
+            );
             self.end = Some((now + LONGEST + KUBELETS, reason));
         }
     }
@@ -363,7 +415,31 @@ impl Patience {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use futures_util::FutureExt as _;
     use serde_json::{Value, json};
+
+    #[test]
+    fn a_namespace_leaves_room_for_others_and_all_have_an_end() {
+        let mut room = Room::default();
+        let mut held = Vec::new();
+        let mut enters = |namespace: &str| {
+            let (of, mut waits) = (room.of(namespace), false);
+            let entered = enter(&of, || waits = true).now_or_never();
+            assert_eq!(waits, entered.is_none(), "who waits is told");
+            let entered = entered.map(|taken| taken.expect("open"));
+            let did = entered.is_some();
+            held.extend(entered.into_iter().flatten());
+            did
+        };
+        assert!((0..OF_NAMESPACE).all(|_| enters("nlp")));
+        assert!(!enters("nlp"), "others have room");
+        for namespace in ["vision", "speech", "search"] {
+            assert!((0..OF_NAMESPACE).all(|_| enters(namespace)), "{namespace}");
+        }
+        assert!(!enters("robots"), "there are enough in all");
+        held.drain(..2);
+        assert!(!room.of("nlp").iter().any(|room| room.available_permits() == 0), "one has ended");
+    }
 
     fn seen(metadata: Value, status: Value) -> Pod {
         let pod = json!({"metadata": metadata, "spec": {"nodeName": "hgx0", "containers": []}, "status": status});

@@ -351,8 +351,7 @@ pub struct Layer {
     /// What its packages are made for, `linux/amd64`.
     #[serde(default)]
     pub platform: String,
-    /// By what it is found: the hash over the namespace, the image with what its environment sets, the lock and the
-    /// platform.
+    /// By what it is found: the hash over the namespace, the image, the lock and the platform.
     #[serde(default)]
     pub hash: String,
 }

@@ -102,7 +102,7 @@ mod tests {
         assert_eq!(job_hash(&base, &image("a:1", "a@1")), job_hash(&base, &image("a:2", "a@1")), "the same content");
         assert_ne!(job_hash(&seeded, &none), hash);
         let layered = |namespace: &str, lock: &str| Provenance {
-            layer: Some(Layer::new(namespace, "a@sha256:1", lock, "linux/amd64")),
+            layer: Some(Layer::new(namespace, &ResolvedImage::default(), lock, "linux/amd64")),
             ..none.clone()
         };
         assert_ne!(job_hash(&base, &layered("nlp", "1")), hash);

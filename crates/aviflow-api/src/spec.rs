@@ -359,17 +359,24 @@ pub struct Layer {
 impl Layer {
     /// A lock's layer for an image, which is named by its digest.
     ///
+    /// Which of an image's Pythons installs it, and what is taken as there already, follows from the variables and the
+    /// prefix of its environment too.
+    ///
     /// The namespace enters, as who may run commands in its pods may change what is built there, and harms his own
     /// team alone. Content that is the same is kept once all the same.
     #[must_use]
-    pub fn new(namespace: &str, pinned: &str, lock: &str, platform: &str) -> Layer {
+    pub fn new(namespace: &str, image: &ResolvedImage, lock: &str, platform: &str) -> Layer {
         // Where it is pulled from makes no other image of it.
-        let image = pinned.split_once('@').map_or(pinned, |(_, digest)| digest);
+        let content = image.pinned.split_once('@').map_or(image.pinned.as_str(), |(_, digest)| digest);
         let mut hasher = Sha256::new();
-        for part in ["aviflow-layer-1", namespace, image, lock, platform] {
+        let mut add = |part: &str| {
             hasher.update((part.len() as u64).to_be_bytes());
             hasher.update(part);
-        }
+        };
+        ["aviflow-layer-2", namespace, content, lock, platform].into_iter().for_each(&mut add);
+        add(&image.env.len().to_string());
+        image.env.iter().flat_map(|(name, value)| [name, value]).for_each(|part| add(part));
+        image.prefix.iter().for_each(|part| add(part));
         Layer { lock: lock.to_owned(), platform: platform.to_owned(), hash: hex(&hasher.finalize()) }
     }
 }
@@ -399,8 +406,8 @@ mod tests {
 
     #[test]
     fn a_layer_is_found_by_what_it_is_made_of() {
-        let hash = |namespace: &str, image: &str, lock: &str, platform: &str| {
-            Layer::new(namespace, image, lock, platform).hash
+        let hash = |namespace: &str, pinned: &str, lock: &str, platform: &str| {
+            Layer::new(namespace, &image(pinned), lock, platform).hash
         };
         let one = hash("nlp", "r/a@sha256:1", "l", "linux/amd64");
         assert_eq!(one, hash("nlp", "mirror/a@sha256:1", "l", "linux/amd64"), "the same content from elsewhere");
@@ -412,11 +419,30 @@ mod tests {
         ] {
             assert_ne!(one, other);
         }
+        let with = |env: &[(&str, &str)], prefix: &[&str]| {
+            let mut image = image("r/a@sha256:1");
+            image.env = env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+            image.prefix = prefix.iter().map(|word| (*word).to_owned()).collect();
+            Layer::new("nlp", &image, "l", "linux/amd64").hash
+        };
+        assert_eq!(with(&[], &[]), one);
+        let others = [
+            with(&[("PATH", "/opt/conda/bin")], &[]),
+            with(&[("PATH", "/opt/other/bin")], &[]),
+            with(&[], &["PATH", "/opt/conda/bin"]),
+            with(&[], &["/entry.sh"]),
+        ];
+        let all: std::collections::BTreeSet<&String> = others.iter().chain([&one]).collect();
+        assert_eq!(all.len(), 5, "another Python may be found by each");
+    }
+
+    fn image(pinned: &str) -> ResolvedImage {
+        ResolvedImage { pinned: pinned.to_owned(), ..ResolvedImage::default() }
     }
 
     #[test]
     fn what_a_job_refers_to_is_kept() {
-        let layer = Layer::new("nlp", "r/a@sha256:1", "lock", "linux/amd64");
+        let layer = Layer::new("nlp", &image("r/a@sha256:1"), "lock", "linux/amd64");
         let code = CodeSnapshot { sha256: "code".into(), bytes: 1, files: 1, commit: None, dirty: false };
         let provenance = Provenance { layer: Some(layer.clone()), code: Some(code), ..Provenance::default() };
         assert_eq!(provenance.objects().collect::<Vec<_>>(), ["code", "lock", layer.hash.as_str()]);

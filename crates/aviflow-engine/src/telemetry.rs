@@ -79,4 +79,7 @@ pub trait Telemetry: Send + Sync {
 
     /// Notes the progress of a build. Never blocks; may drop.
     fn build(&self, progress: BuildProgress);
+
+    /// Forgets a build that is over, or that nobody wants any more.
+    fn forget_build(&self, hash: &str);
 }

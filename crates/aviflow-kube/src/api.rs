@@ -1,8 +1,13 @@
-//! Requests to the apiserver, tried again where that is safe.
+//! Requests to the apiserver, tried again where that is safe, and watches, each after a pause.
 
+use futures_util::StreamExt as _;
+use futures_util::stream::BoxStream;
 use kube::client::ClientBuilder;
 use kube::core::response::Status;
-use kube::{Client, Config};
+use kube::runtime::WatchStreamExt as _;
+use kube::runtime::utils::Backoff;
+use kube::runtime::watcher::{self, Event};
+use kube::{Api, Client, Config};
 use std::future::Future;
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -12,6 +17,44 @@ use tower::limit::RateLimitLayer;
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 /// The longest.
 const LAST_PAUSE: Duration = Duration::from_secs(10);
+
+/// How long a watch lasts: some load balancers close a connection that is older than five minutes without a word.
+const WATCH: u32 = 200;
+/// The pause before a watch begins again: what happened meanwhile is not known here.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// Changes of objects, as they are seen.
+pub(crate) type Watch<T> = BoxStream<'static, watcher::Result<Event<T>>>;
+
+/// Watches all objects of a kind, or the one of this name. After an error it begins again by itself, once a pause is
+/// over.
+pub(crate) fn watch<T>(api: Api<T>, name: Option<&str>) -> Watch<T>
+where
+    T: kube::Resource + Clone + std::fmt::Debug + Send + serde::de::DeserializeOwned + 'static,
+    T::DynamicType: Send + Sync,
+{
+    let config = watcher::Config::default().timeout(WATCH);
+    let config = match name {
+        Some(name) => config.fields(&format!("metadata.name={name}")),
+        None => config,
+    };
+    watcher::watcher(api, config).backoff(Pause).boxed()
+}
+
+/// The pause of a watch after an error. It does not grow: a watch says that it begins before each try, which resets it.
+struct Pause;
+
+impl Iterator for Pause {
+    type Item = Duration;
+
+    fn next(&mut self) -> Option<Duration> {
+        Some(AGAIN)
+    }
+}
+
+impl Backoff for Pause {
+    fn reset(&mut self) {}
+}
 
 /// A client of the cluster of this pod, else of `$KUBECONFIG`, that sends no more requests a second than are named.
 ///
@@ -105,4 +148,32 @@ pub(crate) fn refusal(error: &kube::Error) -> Option<Refused> {
     let Status { code, message, .. } = &**status;
     let passes = *code == 429 || *code == 408 || *code >= 500;
     (!passes).then(|| Refused { code: *code, message: message.clone() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use k8s_openapi::api::core::v1::Pod;
+    use kube::client::Body;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Instant;
+
+    #[tokio::test]
+    async fn a_watch_pauses_while_the_apiserver_is_away() {
+        let asked = Arc::<AtomicUsize>::default();
+        let count = asked.clone();
+        let away = tower::service_fn(move |_: http::Request<Body>| {
+            count.fetch_add(1, Ordering::Relaxed);
+            std::future::ready(Err::<http::Response<Body>, _>(std::io::Error::other("connection refused")))
+        });
+        let mut events = watch(Api::<Pod>::all(Client::new(away, "default")), None);
+        let begun = Instant::now();
+        let mut failed = 0;
+        while failed < 2 {
+            failed += usize::from(events.next().await.expect("it goes on").is_err());
+        }
+        assert!(begun.elapsed() >= AGAIN, "a pause between the two");
+        assert_eq!(asked.load(Ordering::Relaxed), 2);
+    }
 }

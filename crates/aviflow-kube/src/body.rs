@@ -1,6 +1,6 @@
 //! The one task of the body: it takes orders, and holds what is known of the cluster.
 
-use crate::api::insist;
+use crate::api::{Watch, insist, watch};
 use crate::books::Books;
 use crate::check::{self, Ground};
 use crate::cluster::{KubeConfig, Listed, Message};
@@ -24,7 +24,7 @@ use aviflow_engine::ports::{JobRecord, Observation, Order, Stamped};
 use aviflow_engine::telemetry::StreamKey;
 use aviflow_link::{Site as _, Workers};
 use futures_util::StreamExt;
-use futures_util::stream::{BoxStream, pending};
+use futures_util::stream::pending;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::DeleteParams;
 use kube::core::DynamicObject;
@@ -70,21 +70,10 @@ pub(crate) struct Body {
     pub(crate) unseen: BTreeMap<StreamKey, Pod>,
 }
 
-type Watch<T> = BoxStream<'static, watcher::Result<Event<T>>>;
-
-fn watch<T>(api: Api<T>) -> Watch<T>
-where
-    T: kube::Resource + Clone + std::fmt::Debug + Send + serde::de::DeserializeOwned + 'static,
-    T::DynamicType: Send + Sync,
-{
-    // Some load balancers close a connection that is older than five minutes without a word.
-    watcher::watcher(api, watcher::Config::default().timeout(200)).boxed()
-}
-
 impl Body {
     pub(crate) async fn run(mut self, mut messages: mpsc::UnboundedReceiver<Message>) {
         let client = self.config.client.clone();
-        let mut pools: Watch<DynamicObject> = watch(Api::all_with(client.clone(), &Kind::Pool.resource()));
+        let mut pools: Watch<DynamicObject> = watch(Api::all_with(client.clone(), &Kind::Pool.resource()), None);
         // Which nodes there are follows from the pools.
         let (mut nodes, mut pods): (Watch<Node>, Watch<Pod>) = (pending().boxed(), pending().boxed());
         let (mut node_list, mut pod_list) = (BTreeSet::new(), BTreeSet::new());
@@ -97,8 +86,8 @@ impl Body {
                 },
                 Some(event) = pools.next() => {
                     if self.pool_event(event) {
-                        nodes = watch(Api::all(client.clone()));
-                        pods = watch(Api::all(client.clone()));
+                        nodes = watch(Api::all(client.clone()), None);
+                        pods = watch(Api::all(client.clone()), None);
                     }
                 }
                 Some(event) = nodes.next() => self.node_event(event, &mut node_list),

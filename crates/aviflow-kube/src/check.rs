@@ -4,18 +4,21 @@
 //! worker, belongs to no job, and is known to the books as Aviflow's own. Whoever asked sees its output, and ends it by
 //! going away; one whose control plane died is ended by kubelet, and replaced by the next check of its node.
 
-use crate::api::{insist, persist};
+use crate::api::{persist, watch};
+use crate::body::reference;
 use crate::fate::{self, Fate};
 use crate::names;
 use crate::pod::Site;
 use crate::profile::Profile;
+use crate::remove::{KUBELETS, remove};
+use crate::site::PodRef;
 use aviflow_api::rest::ExecFrame;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use futures_util::{AsyncReadExt, StreamExt};
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{DeleteParams, LogParams, PostParams};
-use kube::runtime::watcher::{self, Event};
+use kube::api::{LogParams, PostParams};
+use kube::runtime::watcher::Event;
 use kube::{Api, Client};
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -61,16 +64,32 @@ pub(crate) async fn run(
     ground: &Ground,
     to: mpsc::Sender<ExecFrame>,
 ) {
-    let api = Api::<Pod>::namespaced(client, namespace);
+    let api = Api::<Pod>::namespaced(client.clone(), namespace);
     let name = pod_name(&check.node);
+    let mut made = None;
     let ended = tokio::select! {
-        ended = follow(&api, &name, pod(&name, site, check, ground), &to) => ended,
+        ended = follow((&client, &api), &name, pod(&name, site, check, ground), &mut made, &to) => ended,
         () = to.closed() => None,
     };
-    remove(&api, &name).await;
     if let Some(said) = ended {
         // Who went away at the last moment does not want to know.
         let _ = to.send(said).await;
+    }
+    // Nobody waits for what a node that is down may hold up.
+    drop(to);
+    match made {
+        Some(made) => remove(&client, &made, KUBELETS).await,
+        // Whoever asked went away while it was being made, or it was not.
+        None => clear(&client, &api, &name).await,
+    }
+}
+
+/// Removes what an earlier check of the node has left.
+async fn clear(client: &Client, api: &Api<Pod>, name: &str) {
+    if let Ok(Some(left)) = persist(|| async { api.get_opt(name).await }).await
+        && let Some(left) = reference(&left)
+    {
+        remove(client, &left, KUBELETS).await;
     }
 }
 
@@ -149,23 +168,26 @@ fn pod(name: &str, site: &Site, check: &Check, ground: &Ground) -> Result<Pod, S
 
 /// Makes the pod, hands its output on, and tells how it ended; none if whoever asked has gone.
 async fn follow(
-    api: &Api<Pod>,
+    (client, api): (&Client, &Api<Pod>),
     name: &str,
     pod: Result<Pod, String>,
+    made: &mut Option<PodRef>,
     to: &mpsc::Sender<ExecFrame>,
 ) -> Option<ExecFrame> {
     let pod = match pod {
         Ok(pod) => pod,
         Err(reason) => return Some(ExecFrame::Failed { reason }),
     };
-    remove(api, name).await;
-    if let Err(refused) = persist(|| async { api.create(&PostParams::default(), &pod).await }).await {
-        return Some(ExecFrame::Failed {
-            reason: format!("its pod was refused by the apiserver: {}", refused.message),
-        });
+    clear(client, api, name).await;
+    match persist(|| async { api.create(&PostParams::default(), &pod).await }).await {
+        Ok(pod) => *made = reference(&pod),
+        Err(refused) => {
+            return Some(ExecFrame::Failed {
+                reason: format!("its pod was refused by the apiserver: {}", refused.message),
+            });
+        }
     }
-    let mut events =
-        watcher::watcher(api.clone(), watcher::Config::default().fields(&format!("metadata.name={name}"))).boxed();
+    let mut events = watch(api.clone(), Some(name));
     let mut shown = false;
     while let Some(event) = events.next().await {
         let pod = match event {
@@ -215,18 +237,6 @@ async fn output(api: &Api<Pod>, name: &str, to: &mpsc::Sender<ExecFrame>) -> Opt
         to.send(ExecFrame::Stdout { data: STANDARD.encode(&chunk[..read]) }).await.ok()?;
     }
     Some(())
-}
-
-/// Deletes the pod, and waits until it is gone.
-pub(crate) async fn remove(api: &Api<Pod>, name: &str) {
-    let now = DeleteParams { grace_period_seconds: Some(1), ..DeleteParams::default() };
-    loop {
-        match insist(|| async { api.delete(name, &now).await.map(|_| ()) }).await {
-            // It is on its way out: kubelet tells the apiserver within a second or two.
-            Ok(()) => tokio::time::sleep(Duration::from_millis(200)).await,
-            Err(_) => return,
-        }
-    }
 }
 
 #[cfg(test)]

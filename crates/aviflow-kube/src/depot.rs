@@ -13,13 +13,23 @@ use axum::extract::{DefaultBodyLimit, Path, State};
 use axum::http::{HeaderMap, HeaderName, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, put};
-use futures_util::TryStreamExt;
+use futures_util::stream::{BoxStream, try_unfold};
+use futures_util::{Stream, StreamExt};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, ErrorKind, Read};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 use tokio_util::io::{ReaderStream, StreamReader, SyncIoBridge};
+
+/// How long who hands a layer up may be silent.
+const SILENT: Duration = Duration::from_secs(60);
+/// What of the disk is left to the store, to logs and to code.
+const RESERVE: u64 = 1 << 30;
+/// What to do where it has no more room.
+const FULL: &str = "; ask an administrator to enlarge the volume of the control plane (the chart's `storage.size`), or \
+                    put large packages into the image";
 
 /// The header of a layer with the SHA-256 of its archive, by which who fetches it checks it.
 pub const CONTENT: &str = "x-aviflow-sha256";
@@ -55,18 +65,45 @@ pub trait Objects: Send + Sync {
     /// # Errors
     /// If that cannot be written.
     fn set_layer(&self, hash: &str, sha256: &str) -> io::Result<()>;
+
+    /// Says that a layer is not this object any more, so that it is made again.
+    ///
+    /// # Errors
+    /// If that cannot be written.
+    fn unset_layer(&self, hash: &str, sha256: &str) -> io::Result<()>;
+
+    /// Bytes that may still be stored.
+    ///
+    /// # Errors
+    /// If the disk does not say.
+    fn free(&self) -> io::Result<u64>;
 }
 
-/// A layer that is being made.
+/// Whether a layer is there, and whole. One that is damaged is there no more: it is made again.
+pub(crate) fn whole(objects: &dyn Objects, hash: &str) -> io::Result<bool> {
+    let Some(sha256) = objects.layer(hash)? else { return Ok(false) };
+    match objects.find(&sha256) {
+        Ok(_) => Ok(true),
+        Err(e) if matches!(e.kind(), ErrorKind::InvalidData | ErrorKind::NotFound) => {
+            objects.unset_layer(hash, &sha256).map(|()| false)
+        }
+        Err(e) => Err(e),
+    }
+}
+
+/// A pod that makes a layer.
 #[derive(Clone, Debug)]
 pub(crate) struct Build {
-    /// The pod that makes it.
     pub(crate) pod: PodRef,
+    /// The hash of the layer.
+    pub(crate) layer: String,
     /// SHA-256 of the lock.
     pub(crate) lock: String,
+    /// Whether it is done with: then it is being removed, gets nothing, and is taken up by nobody.
+    pub(crate) over: bool,
 }
 
-/// Layers that are being made, by their hash.
+/// Pods that make layers, by their uid, until they are gone.
 pub(crate) type Builds = Arc<Mutex<BTreeMap<String, Build>>>;
 
 fn held(builds: &Builds) -> MutexGuard<'_, BTreeMap<String, Build>> {
@@ -75,13 +112,30 @@ fn held(builds: &Builds) -> MutexGuard<'_, BTreeMap<String, Build>> {
 }
 
 /// From now on a pod may hand a layer up.
-pub(crate) fn expect(builds: &Builds, hash: &str, build: Build) {
-    held(builds).insert(hash.to_owned(), build);
+pub(crate) fn expect(builds: &Builds, build: Build) {
+    held(builds).insert(build.pod.uid.clone(), build);
 }
 
-/// From now on none may.
-pub(crate) fn forget(builds: &Builds, hash: &str) {
-    held(builds).remove(hash);
+/// From now on no pod may hand this layer up. Gives those that could.
+pub(crate) fn retire(builds: &Builds, layer: &str) -> Vec<PodRef> {
+    let mut builds = held(builds);
+    let of_layer = builds.values_mut().filter(|build| build.layer == layer);
+    of_layer
+        .map(|build| {
+            build.over = true;
+            build.pod.clone()
+        })
+        .collect()
+}
+
+/// Whether a pod is done with.
+pub(crate) fn retired(builds: &Builds, uid: &str) -> bool {
+    held(builds).get(uid).is_some_and(|build| build.over)
+}
+
+/// A pod is gone.
+pub(crate) fn forget(builds: &Builds, uid: &str) {
+    held(builds).remove(uid);
 }
 
 struct Depot {
@@ -141,10 +195,10 @@ impl Depot {
 
     /// The layer that a pod makes, with its lock.
     fn of_build(&self, pod: &PodRef) -> Result<(String, String), Refusal> {
-        let builds = held(&self.builds);
-        match builds.iter().find(|(_, build)| build.pod == *pod) {
-            Some((hash, build)) => Ok((hash.clone(), build.lock.clone())),
-            None => refuse(StatusCode::NOT_FOUND, "the pod is not known yet"),
+        match held(&self.builds).get(&pod.uid) {
+            Some(build) if build.over => refuse(StatusCode::FORBIDDEN, "the pod's layer is not wanted any more"),
+            Some(build) if build.pod == *pod => Ok((build.layer.clone(), build.lock.clone())),
+            _ => refuse(StatusCode::NOT_FOUND, "the pod is not known yet"),
         }
     }
 
@@ -161,11 +215,13 @@ impl Depot {
                 refuse(StatusCode::GONE, format!("the {what} is not in the store any more; submit the job again"))
             }
             Ok(Err(e)) => {
-                let status = match e.kind() {
-                    ErrorKind::InvalidData => StatusCode::BAD_REQUEST,
-                    _ => StatusCode::INTERNAL_SERVER_ERROR,
+                let (status, advice) = match e.kind() {
+                    ErrorKind::InvalidData => (StatusCode::BAD_REQUEST, ""),
+                    ErrorKind::TimedOut => (StatusCode::REQUEST_TIMEOUT, ""),
+                    ErrorKind::StorageFull | ErrorKind::QuotaExceeded => (StatusCode::INSUFFICIENT_STORAGE, FULL),
+                    _ => (StatusCode::INTERNAL_SERVER_ERROR, ""),
                 };
-                refuse(status, format!("the {what} cannot be read or stored: {e}"))
+                refuse(status, format!("the {what} cannot be read or stored: {e}{advice}"))
             }
             Err(_) => refuse(StatusCode::SERVICE_UNAVAILABLE, "the control plane is stopping"),
         }
@@ -224,11 +280,114 @@ async fn hand_up(
     if depot.of_build(&pod)?.0 != hash {
         return refuse(StatusCode::FORBIDDEN, "this is not the layer that the pod makes");
     }
-    let pieces = body.into_data_stream().map_err(|e| io::Error::new(ErrorKind::UnexpectedEof, e.to_string()));
-    let mut from = SyncIoBridge::new(StreamReader::new(pieces)).take(LARGEST);
+    let length = headers.get(header::CONTENT_LENGTH).and_then(|h| h.to_str().ok()?.parse::<u64>().ok());
+    let Some(length) = length else {
+        return refuse(StatusCode::LENGTH_REQUIRED, "the request does not say how large the layer is");
+    };
+    if length > LARGEST {
+        return refuse(StatusCode::PAYLOAD_TOO_LARGE, format!("a layer has at most {} MB", LARGEST >> 20));
+    }
+    let mut from = SyncIoBridge::new(StreamReader::new(pieces(body.into_data_stream(), SILENT))).take(LARGEST);
     let store = move |objects: &dyn Objects| {
+        // Before anything is written: a disk that is full stops the store too.
+        room(length, objects.free()?)?;
         objects.put(&sha256, &mut from)?;
         objects.set_layer(&hash, &sha256)
     };
     depot.ask("layer", store).await.map(|()| StatusCode::CREATED)
+}
+
+/// Whether something of this size may be stored where so much is free.
+fn room(length: u64, free: u64) -> io::Result<()> {
+    if length.saturating_add(RESERVE) <= free {
+        return Ok(());
+    }
+    let (has, kept) = (free >> 20, RESERVE >> 20);
+    let why = format!("it takes {} MB, and the disk has {has} MB, of which {kept} MB are kept free", length >> 20);
+    Err(io::Error::new(ErrorKind::StorageFull, why))
+}
+
+/// What comes of a body; fails where nothing comes for so long.
+fn pieces<B: Send + 'static, E: std::fmt::Display + 'static>(
+    body: impl Stream<Item = Result<B, E>> + Send + 'static,
+    silent: Duration,
+) -> BoxStream<'static, io::Result<B>> {
+    let next = move |mut body: std::pin::Pin<Box<dyn Stream<Item = Result<B, E>> + Send>>| async move {
+        match tokio::time::timeout(silent, body.next()).await {
+            Ok(Some(Ok(piece))) => Ok(Some((piece, body))),
+            Ok(Some(Err(e))) => Err(io::Error::new(ErrorKind::UnexpectedEof, e.to_string())),
+            Ok(None) => Ok(None),
+            Err(_) => Err(io::Error::new(ErrorKind::TimedOut, format!("nothing came for {} s", silent.as_secs()))),
+        }
+    };
+    try_unfold(Box::pin(body) as std::pin::Pin<Box<_>>, next).boxed()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures_util::stream::{iter, pending};
+
+    #[tokio::test]
+    async fn who_is_silent_is_not_waited_for() {
+        let body = |then| iter([Ok::<_, String>("first")]).chain(then);
+        let mut whole = pieces(body(iter([]).boxed()), Duration::from_secs(60));
+        assert_eq!((whole.next().await.map(Result::ok), whole.next().await.is_none()), (Some(Some("first")), true));
+        let mut silent = pieces(body(pending().boxed()), Duration::ZERO);
+        assert!(silent.next().await.is_some_and(|piece| piece.is_ok()));
+        let end = silent.next().await.expect("an end").expect_err("nothing comes");
+        assert_eq!(end.kind(), ErrorKind::TimedOut);
+    }
+
+    #[test]
+    fn a_layer_leaves_the_disk_its_reserve() {
+        assert!(room(5, RESERVE + 5).is_ok());
+        let full = room(7 << 20, RESERVE + (6 << 20)).expect_err("too little");
+        assert_eq!(full.kind(), ErrorKind::StorageFull);
+        assert_eq!(full.to_string(), "it takes 7 MB, and the disk has 1030 MB, of which 1024 MB are kept free");
+    }
+
+    /// A store with one layer, whose object has what the second says.
+    struct One(Mutex<Option<String>>, Result<(), ErrorKind>);
+
+    impl Objects for One {
+        fn find(&self, _: &str) -> io::Result<PathBuf> {
+            self.1.map(|()| PathBuf::new()).map_err(io::Error::from)
+        }
+        fn open(&self, _: &str) -> io::Result<File> {
+            Err(ErrorKind::Unsupported.into())
+        }
+        fn put(&self, _: &str, _: &mut dyn Read) -> io::Result<()> {
+            Err(ErrorKind::Unsupported.into())
+        }
+        fn layer(&self, _: &str) -> io::Result<Option<String>> {
+            Ok(self.0.lock().expect("whole").clone())
+        }
+        fn set_layer(&self, _: &str, _: &str) -> io::Result<()> {
+            Err(ErrorKind::Unsupported.into())
+        }
+        fn unset_layer(&self, _: &str, sha256: &str) -> io::Result<()> {
+            self.0.lock().expect("whole").take_if(|object| object == sha256);
+            Ok(())
+        }
+        fn free(&self) -> io::Result<u64> {
+            Ok(0)
+        }
+    }
+
+    #[test]
+    fn a_damaged_layer_is_not_there() {
+        let one = |content| One(Mutex::new(Some("object".to_owned())), content);
+        let good = one(Ok(()));
+        assert!(whole(&good, "layer").expect("read"));
+        assert!(good.layer("layer").expect("read").is_some());
+        for damage in [ErrorKind::InvalidData, ErrorKind::NotFound] {
+            let damaged = one(Err(damage));
+            assert!(!whole(&damaged, "layer").expect("read"));
+            assert_eq!(damaged.layer("layer").expect("read"), None, "nobody is given it any more");
+        }
+        let unread = one(Err(ErrorKind::PermissionDenied));
+        assert!(whole(&unread, "layer").is_err());
+        assert!(unread.layer("layer").expect("read").is_some(), "it may be whole");
+    }
 }

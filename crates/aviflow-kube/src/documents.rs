@@ -12,7 +12,7 @@ pub mod read;
 pub mod rule;
 pub mod standing;
 
-use crate::api::{Refused, insist, persist};
+use crate::api::{Refused, insist, persist, watch};
 use crate::names;
 use crate::object::{condition, conditions};
 use aviflow_api::admin::PoolSpec;
@@ -113,11 +113,8 @@ pub struct Documents {
 impl Documents {
     /// Runs until the task is aborted.
     pub async fn run(client: Client, engine: Handle, journal: Arc<dyn Journal>, priorities: Priorities) {
-        let watch = |kind: Kind| {
-            let api = Api::<DynamicObject>::all_with(client.clone(), &kind.resource());
-            watcher::watcher(api, watcher::Config::default().timeout(200)).boxed()
-        };
-        let (mut queues, mut pools) = (watch(Kind::Queue), watch(Kind::Pool));
+        let watched = |kind: Kind| watch(Api::<DynamicObject>::all_with(client.clone(), &kind.resource()), None);
+        let (mut queues, mut pools) = (watched(Kind::Queue), watched(Kind::Pool));
         let mut lists: BTreeMap<Kind, BTreeSet<String>> = BTreeMap::new();
         let mut listed = BTreeSet::new();
         let mut changed = engine.changed();

@@ -73,6 +73,7 @@ pub mod profile;
 pub mod reach;
 pub mod rebuild;
 pub mod registry;
+mod remove;
 pub mod resolve;
 pub mod site;
 

@@ -20,7 +20,7 @@ mod status;
 pub use jobs::{Applied, Ended, Jobs, NotTaken, Submitting};
 pub use requests::ensure;
 
-use crate::api::{Refused, insist, persist};
+use crate::api::{Refused, insist, persist, watch};
 use crate::events::{self, Regarding, Tell};
 use crate::object;
 use aviflow_api::crd::TrainingJobStatus;
@@ -140,7 +140,7 @@ impl Mirror {
         // It ends with the mirror, which alone tells it what to write.
         tokio::spawn(events_of);
         let api = Api::<DynamicObject>::all_with(client, &object::resource());
-        let mut events = watcher::watcher(api, watcher::Config::default().timeout(200)).boxed();
+        let mut events = watch(api, None);
         let mut follower = engine.follow();
         let mut list = BTreeSet::new();
         let mut again = tokio::time::interval(AGAIN);

@@ -27,6 +27,7 @@ impl Telemetry for Nothing {
     }
     fn progress(&self, _: JobId, _: Point) {}
     fn build(&self, _: BuildProgress) {}
+    fn forget_build(&self, _: &str) {}
 }
 
 /// Believes everybody.

@@ -166,7 +166,7 @@ async fn in_parts(
             platform = app.parts.body.platform(&submission.spec).await?;
         }
         // Always taken anew: by it one job finds what was made for another.
-        submission.provenance.layer = Some(Layer::new(&submission.namespace, &image.pinned, &layer.lock, &platform));
+        submission.provenance.layer = Some(Layer::new(&submission.namespace, image, &layer.lock, &platform));
     }
     Ok(submission)
 }
@@ -190,7 +190,8 @@ fn checked(app: &App, submit: Submit, caller: &Caller) -> Result<Submission, Fai
         spec = restored(spec, &record.spec, record.user == caller.user)?;
         if (&spec.image, &spec.environment) == (&record.spec.image, &record.spec.environment) {
             provenance.image.clone_from(&record.provenance.image);
-            provenance.layer.clone_from(&record.provenance.layer);
+            let same_file = spec.requirements == record.spec.requirements;
+            provenance.layer = repeated(provenance.layer.take(), record.provenance.layer.as_ref(), same_file);
         }
     }
     let body = app.parts.body.name();
@@ -223,6 +224,15 @@ fn checked(app: &App, submit: Submit, caller: &Caller) -> Result<Submission, Fai
     let request = to_request(&spec, &app.parts.defaults.priorities);
     let Caller { namespace, user, .. } = caller.clone();
     Ok(Submission { namespace, user, spec, provenance, request })
+}
+
+/// The layer of a job that repeats another: the recorded one, unless it brings another lock.
+fn repeated(submitted: Option<Layer>, recorded: Option<&Layer>, same_file: bool) -> Option<Layer> {
+    match (submitted, recorded) {
+        (Some(own), Some(recorded)) if own.lock == recorded.lock => Some(recorded.clone()),
+        (None, Some(recorded)) if same_file => Some(recorded.clone()),
+        (own, _) => own,
+    }
 }
 
 fn check_provenance(spec: &JobSpec, provenance: &Provenance, body: &str) -> Result<(), Failure> {
@@ -416,6 +426,23 @@ mod tests {
     use crate::tests::support::{LOCK, World, minimal, sha256};
     use std::fs::File;
     use std::time::{Duration, SystemTime};
+
+    #[test]
+    fn a_repetition_has_its_own_lock_where_it_brings_another() {
+        let layer = |lock: &str, platform: &str| {
+            Some(Layer { lock: lock.to_owned(), platform: platform.to_owned(), hash: String::new() })
+        };
+        let recorded = layer("1", "linux/arm64");
+        let check = |submitted: Option<Layer>, same_file: bool, expected: &Option<Layer>| {
+            assert_eq!(repeated(submitted, recorded.as_ref(), same_file), *expected);
+        };
+        check(layer("1", ""), true, &recorded);
+        check(layer("1", ""), false, &recorded);
+        check(layer("2", ""), true, &layer("2", ""));
+        check(None, true, &recorded);
+        check(None, false, &None);
+        assert_eq!(repeated(layer("2", ""), None, false), layer("2", ""), "the first run had none");
+    }
 
     #[tokio::test]
     async fn a_lock_that_is_missing_when_the_hash_is_checked_is_no_lock_that_fits() {

@@ -17,7 +17,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 /// How much is copied at once.
@@ -30,7 +30,7 @@ pub struct Objects {
     /// A file for each layer, which names its object.
     layers: PathBuf,
     temp: AtomicU64,
-    /// Held where an object becomes young and where an old one goes, so that
+    /// Held where an object or a layer becomes young and where an old one goes, so that
     /// none goes which has just become young.
     ages: Mutex<()>,
 }
@@ -118,12 +118,12 @@ impl Objects {
     /// If there is one and its age cannot be set.
     pub fn touch(&self, hash: &str) -> io::Result<bool> {
         let path = self.path(hash)?;
-        let _ages = self.ages.lock().unwrap_or_else(PoisonError::into_inner);
-        match File::open(path) {
-            Ok(file) => file.set_modified(SystemTime::now()).map(|()| true),
-            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
-            Err(e) => Err(e),
-        }
+        let _ages = self.ages();
+        rejuvenate(&path)
+    }
+
+    fn ages(&self) -> MutexGuard<'_, ()> {
+        self.ages.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Bytes of an object.
@@ -140,16 +140,38 @@ impl Objects {
     /// If one of the two is no hash, there is no such object, or it cannot be written.
     pub fn set_layer(&self, layer: &str, object: &str) -> io::Result<()> {
         self.path(layer)?;
-        if !self.touch(object)? {
-            return Err(missing(object, io::ErrorKind::NotFound.into()));
-        }
+        let path = self.path(object)?;
         let number = self.temp.fetch_add(1, Ordering::Relaxed);
         let temp = self.root.join("tmp").join(format!("{}-{number}", std::process::id()));
         let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temp)?;
         file.write_all(object.as_bytes())?;
         file.sync_all()?;
-        fs::rename(&temp, self.layers.join(layer))?;
+        {
+            let _ages = self.ages();
+            if !rejuvenate(&path)? {
+                fs::remove_file(&temp)?;
+                return Err(missing(object, io::ErrorKind::NotFound.into()));
+            }
+            fs::rename(&temp, self.layers.join(layer))?;
+        }
         File::open(&self.layers)?.sync_all()
+    }
+
+    /// Says that a layer is not this object any more, which was found to be damaged: it is made again.
+    ///
+    /// # Errors
+    /// If that cannot be written.
+    pub fn unset_layer(&self, layer: &str, object: &str) -> io::Result<()> {
+        self.path(layer)?;
+        let path = self.layers.join(layer);
+        let _ages = self.ages();
+        match fs::read_to_string(&path) {
+            Ok(found) if found == object => fs::remove_file(&path),
+            // Another has been made meanwhile.
+            Ok(_) => Ok(()),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(e) => Err(e),
+        }
     }
 
     /// The object that a layer is, if it is there; makes both young again, as [`Objects::touch`] does.
@@ -159,19 +181,16 @@ impl Objects {
     pub fn layer(&self, layer: &str) -> io::Result<Option<String>> {
         self.path(layer)?;
         let path = self.layers.join(layer);
+        // Both at once: a collection takes both, or neither.
+        let _ages = self.ages();
         let object = match fs::read_to_string(&path) {
             Ok(object) => object,
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(e) => return Err(e),
         };
         // One that is damaged is made again.
-        if self.path(&object).is_err() || !self.touch(&object)? {
-            return Ok(None);
-        }
-        match File::open(&path).and_then(|file| file.set_modified(SystemTime::now())) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
-            _ => Ok(Some(object)),
-        }
+        let Ok(content) = self.path(&object) else { return Ok(None) };
+        Ok((rejuvenate(&content)? && rejuvenate(&path)?).then_some(object))
     }
 
     /// Removes what is not in `live`, and is no layer that is in it, and was last stored before `older_than`.
@@ -183,11 +202,19 @@ impl Objects {
         let mut live = live.clone();
         for file in fs::read_dir(&self.layers)? {
             let file = file?;
-            if live.contains(file.file_name().to_string_lossy().as_ref()) {
-                live.insert(fs::read_to_string(file.path())?);
-            } else if file.metadata()?.modified()? < older_than {
-                fs::remove_file(file.path())?;
-            }
+            let _ages = self.ages();
+            let kept = live.contains(file.file_name().to_string_lossy().as_ref());
+            let done = match kept {
+                true => fs::read_to_string(file.path()).map(|object| {
+                    live.insert(object);
+                }),
+                false => file
+                    .metadata()
+                    .and_then(|meta| meta.modified())
+                    .and_then(|modified| if modified < older_than { fs::remove_file(file.path()) } else { Ok(()) }),
+            };
+            // One that was damaged is gone meanwhile, see `unset_layer`.
+            done.or_else(|e| if e.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(e) })?;
         }
         for folder in fs::read_dir(&self.root)? {
             let folder = folder?;
@@ -195,7 +222,7 @@ impl Objects {
             for file in fs::read_dir(folder.path())? {
                 let file = file?;
                 let hash = format!("{}{}", first.to_string_lossy(), file.file_name().to_string_lossy());
-                let _ages = self.ages.lock().unwrap_or_else(PoisonError::into_inner);
+                let _ages = self.ages();
                 let meta = file.metadata()?;
                 if live.contains(&hash) || meta.modified()? >= older_than {
                     continue;
@@ -234,7 +261,7 @@ impl Objects {
             make_folder(folder)?;
             // Over an equal object: that replaces a damaged one, and makes it young again.
             {
-                let _ages = self.ages.lock().unwrap_or_else(PoisonError::into_inner);
+                let _ages = self.ages();
                 fs::rename(&temp, &path)?;
             }
             File::open(folder)?.sync_all()?;
@@ -321,6 +348,15 @@ fn missing(hash: &str, e: io::Error) -> io::Error {
             io::Error::new(io::ErrorKind::NotFound, format!("there is no object {hash}; submit it again"))
         }
         _ => e,
+    }
+}
+
+/// Makes a file young; whether it is there.
+fn rejuvenate(path: &Path) -> io::Result<bool> {
+    match File::open(path) {
+        Ok(file) => file.set_modified(SystemTime::now()).map(|()| true),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(e) => Err(e),
     }
 }
 
@@ -470,6 +506,45 @@ mod tests {
         objects.set_layer(&layer, &object).unwrap();
         fs::remove_file(objects.path(&object).unwrap()).unwrap();
         assert_eq!(objects.layer(&layer).unwrap(), None);
+    }
+
+    #[test]
+    fn a_layer_that_is_told_survives_a_collection_at_the_same_time() {
+        let (_folder, objects) = objects();
+        let layer = "ab".repeat(32);
+        let past = SystemTime::now() - Duration::from_secs(7200);
+        let older_than = past + Duration::from_secs(3600);
+        for round in 0..200 {
+            let (object, _) = objects.put(&b"packages"[..]).unwrap();
+            objects.set_layer(&layer, &object).unwrap();
+            for path in [objects.path(&object).unwrap(), objects.layers.join(&layer)] {
+                File::open(path).unwrap().set_modified(past).unwrap();
+            }
+            let told = std::thread::scope(|scope| {
+                let collects = scope.spawn(|| objects.collect(&BTreeSet::new(), older_than).unwrap());
+                let told = objects.layer(&layer).unwrap();
+                collects.join().unwrap();
+                told
+            });
+            if let Some(told) = told {
+                assert_eq!(objects.read(&told).unwrap(), b"packages", "round {round}");
+                assert_eq!(objects.layer(&layer).unwrap(), Some(told), "round {round}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_layer_is_unset_only_where_it_still_is_that_object() {
+        let (_folder, objects) = objects();
+        let layer = "ab".repeat(32);
+        objects.unset_layer(&layer, EMPTY).unwrap();
+        let (object, _) = objects.put(&b"packages"[..]).unwrap();
+        objects.set_layer(&layer, &object).unwrap();
+        objects.unset_layer(&layer, EMPTY).unwrap();
+        assert_eq!(objects.layer(&layer).unwrap(), Some(object.clone()));
+        objects.unset_layer(&layer, &object).unwrap();
+        assert_eq!(objects.layer(&layer).unwrap(), None);
+        assert!(objects.has(&object), "another layer may be the same");
     }
 
     #[test]

@@ -134,13 +134,6 @@ impl FileTelemetry {
         lock(&self.builds).values().cloned().collect()
     }
 
-    /// Forgets a build that is over.
-    pub fn forget_build(&self, hash: &str) {
-        if lock(&self.builds).remove(hash).is_some() {
-            self.builds_changed.send_modify(|n| *n += 1);
-        }
-    }
-
     /// Removes the logs and the series of a job.
     ///
     /// # Errors
@@ -194,6 +187,12 @@ impl Telemetry for FileTelemetry {
     fn build(&self, progress: BuildProgress) {
         lock(&self.builds).insert(progress.hash.clone(), progress);
         self.builds_changed.send_modify(|n| *n += 1);
+    }
+
+    fn forget_build(&self, hash: &str) {
+        if lock(&self.builds).remove(hash).is_some() {
+            self.builds_changed.send_modify(|n| *n += 1);
+        }
     }
 }
 

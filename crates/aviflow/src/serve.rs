@@ -26,6 +26,7 @@ use aviflow_core::gpus::Slots;
 use aviflow_core::model::Phase;
 use aviflow_engine::driver::{Handle, Starter};
 use aviflow_engine::ports::{Cluster, Observation, StoreError};
+use aviflow_engine::telemetry::Telemetry as _;
 use aviflow_kube::Client;
 use aviflow_link::Durable;
 use aviflow_local::Objects as Find;
@@ -234,7 +235,9 @@ impl Plane {
         let ground = match &client {
             Some(client) => {
                 let cluster = (client.clone(), reader.clone());
-                let shelf = Arc::new(Shelf { objects: objects.clone(), find: finder(home, objects.clone()) });
+                let shelf =
+                    Shelf { objects: objects.clone(), find: finder(home, objects.clone()), folder: folder.to_owned() };
+                let shelf = Arc::new(shelf);
                 kube::ground(
                     (kube, tls.as_ref()),
                     cluster,
@@ -472,7 +475,7 @@ fn left_behind(engine: &Handle) -> (Vec<String>, u32) {
 mod tests {
     use super::*;
     use aviflow_core::model::EnvironmentHash;
-    use aviflow_engine::telemetry::{BuildProgress, Telemetry};
+    use aviflow_engine::telemetry::BuildProgress;
 
     #[test]
     fn a_build_that_is_over_is_no_longer_told() {

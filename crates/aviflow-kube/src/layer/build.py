@@ -1,7 +1,8 @@
 # Makes the packages of a lock into a layer: runs in the job's image, on what lies in FOLDER, without a shell.
 #
 # The packages are installed into a virtual environment that sees those of the image, as on one machine: what the image
-# has in the same version is not taken again. Of that environment the layer has what was added.
+# has in the same version is not taken again. Of that environment the layer has what was added, each file where it was,
+# so that packages find what lies beside them (lib, share); "site" leads to the packages themselves.
 import glob
 import importlib.util
 import os
@@ -52,7 +53,7 @@ def install(folder, say):
     base = os.path.join(packages, "_aviflow_base.pth")
     with open(base, "w") as file:
         file.write("; ".join(["import site", *(f"site.addsitedir({path!r})" for path in below)]) + "\n")
-    bare = set(os.listdir(os.path.join(made, "bin")))
+    bare = files(made)
     python = os.path.join(made, "bin", "python3")
     lock = os.path.join(folder, "lock.txt")
     with open(lock) as file:
@@ -67,13 +68,26 @@ def install(folder, say):
             say(line.decode(errors="replace").rstrip("\n"))
         if child.wait() != 0:
             return False
-    os.remove(base)
-    os.mkdir(layer)
-    os.rename(packages, os.path.join(layer, "site"))
-    os.mkdir(os.path.join(layer, "bin"))
-    for name in sorted(set(os.listdir(os.path.join(made, "bin"))) - bare):
-        lift(os.path.join(made, "bin", name), os.path.join(layer, "bin", name), python)
+    os.makedirs(os.path.join(layer, "bin"))
+    os.makedirs(os.path.join(layer, os.path.relpath(packages, made)))
+    os.symlink(os.path.relpath(packages, made), os.path.join(layer, "site"))
+    for name in files(made) - bare:
+        path, target = os.path.join(made, name), os.path.join(layer, name)
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        if os.path.dirname(name) == "bin":
+            lift(path, target, python)
+        else:
+            os.rename(path, target)
     return True
+
+
+# All files below a folder, by their paths there.
+def files(folder):
+    found = set()
+    for path, folders, names in os.walk(folder):
+        links = [name for name in folders if os.path.islink(os.path.join(path, name))]
+        found.update(os.path.relpath(os.path.join(path, name), folder) for name in names + links)
+    return found
 
 
 # Programs are run by the image's own interpreter: the environment is only here.

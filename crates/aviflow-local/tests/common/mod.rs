@@ -99,6 +99,8 @@ impl Telemetry for Memory {
     fn build(&self, progress: BuildProgress) {
         self.0.change(|kept| kept.builds.push(progress));
     }
+
+    fn forget_build(&self, _: &str) {}
 }
 
 pub type Durable = Box<dyn FnOnce() + Send>;

@@ -10,9 +10,16 @@ use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
+use ureq::config::ConfigBuilder;
+use ureq::typestate::AgentScope;
 
 /// The pause before the depot is asked again.
 const PAUSE: Duration = Duration::from_secs(1);
+
+/// How long the depot may be silent; as it checks a layer, and writes it to its disk, before it answers.
+const SILENT: Duration = Duration::from_secs(120);
+/// How long it may take to be reached.
+const REACH: Duration = Duration::from_secs(10);
 
 /// Tries to reach the depot: the control plane may be away for a while, and a start may take ten minutes.
 const TRIES: u32 = 500;
@@ -46,10 +53,20 @@ pub(super) struct Depot {
     agent: ureq::Agent,
 }
 
+/// How the depot is asked, where it may be silent for so long.
+fn patient(silent: Duration) -> ConfigBuilder<AgentScope> {
+    ureq::Agent::config_builder()
+        .http_status_as_error(false)
+        .timeout_connect(Some(REACH))
+        .timeout_per_read(Some(silent))
+        .timeout_per_write(Some(silent))
+        .timeout_await_100(Some(silent))
+}
+
 impl Depot {
     /// The one that the pod is told of; without an authority it is spoken to plainly.
     pub(super) fn new(authority: Option<&str>) -> Result<Depot, Trouble> {
-        let config = ureq::Agent::config_builder().http_status_as_error(false);
+        let config = patient(SILENT);
         let config = match authority {
             Some(pem) => {
                 let security = Security::default().known("in the pod", pem).config();
@@ -74,7 +91,9 @@ impl Depot {
     /// Stores a file at a path.
     pub(super) fn store(&self, at: &str, what: &str, from: &Path) -> Result<(), Trouble> {
         let done = self.asked(at, &format!("took no {what}"), |url, token| {
-            self.agent.put(url).header("Authorization", token).send(File::open(from)?)
+            // Whoever is refused hears why, which he would not in the middle of sending.
+            let request = self.agent.put(url).header("Authorization", token).header("Expect", "100-continue");
+            request.send(File::open(from)?)
         });
         done.map(|_| ())
     }
@@ -98,7 +117,7 @@ impl Depot {
                 Ok(mut answer) => {
                     let said = answer.body_mut().read_to_string().unwrap_or_default();
                     last = format!("the control plane {failed}: {}", said.trim());
-                    if answer.status() == 410 || answer.status() == 403 {
+                    if lasts(answer.status().as_u16()) {
                         return Err(Trouble::Lasting(last));
                     }
                 }
@@ -107,5 +126,37 @@ impl Depot {
             std::thread::sleep(PAUSE);
         }
         Err(Trouble::Passing(last))
+    }
+}
+
+/// Whether an answer stays the same however often it is asked for: what is asked for is not to be had, or not for this
+/// pod, or the layer has no room at the control plane.
+fn lasts(status: u16) -> bool {
+    matches!(status, 403 | 410 | 413 | 507)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    #[test]
+    fn a_full_disk_is_not_asked_again_and_a_busy_one_is() {
+        for status in [403, 410, 413, 507] {
+            assert!(lasts(status), "{status}");
+        }
+        for status in [401, 404, 408, 500, 503] {
+            assert!(!lasts(status), "{status}");
+        }
+    }
+
+    #[test]
+    fn a_depot_that_is_silent_is_given_up() {
+        // It takes the connection, and never answers.
+        let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let url = format!("http://{}/lock", silent.local_addr().expect("an address"));
+        let agent = patient(Duration::from_millis(1)).build().new_agent();
+        let e = agent.get(url).call().expect_err("nobody answers");
+        assert!(matches!(e, ureq::Error::Timeout(_)) || e.to_string().contains("timed out"), "{e}");
     }
 }

@@ -3,7 +3,7 @@
 
 use super::depot::{Depot, Trouble, told, variable};
 use aviflow_api::spec::Layer;
-use aviflow_kube::layer::{AUTHORITY, ENDED, FOLDER, LARGEST, LAYER, LOCK, SAID};
+use aviflow_kube::layer::{AUTHORITY, ENDED, FOLDER, LARGEST, LAYER, LOCK, SAID, SCRIPT, TEXT};
 use aviflow_local::archive;
 use aviflow_local::environments::pip_failure;
 use std::fs::{self, File};
@@ -11,10 +11,11 @@ use std::io;
 use std::path::Path;
 use std::process::ExitCode;
 
-/// Fetches the lock.
+/// Fetches the lock, and lays out what installs it.
 pub fn fetch(home: &Path) -> ExitCode {
     let fetch = || {
         fs::create_dir_all(home.join("home")).map_err(|e| disk(&e))?;
+        fs::write(home.join(SCRIPT), TEXT).map_err(|e| disk(&e))?;
         depot()?.fetch(&format!("/lock/{}", layer()?.lock), "lock", &home.join(LOCK)).map(|_| ())
     };
     told(fetch())
@@ -84,6 +85,8 @@ wheel.writestr("tiny.py", "def main():\n print('from', __file__)\n")
 wheel.writestr(info + "METADATA", "Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n")
 wheel.writestr(info + "WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
 wheel.writestr(info + "entry_points.txt", "[console_scripts]\nrun-tiny = tiny:main\n")
+for part in ("lib/libtiny.so", "share/tiny/words.txt"):
+    wheel.writestr("tiny-1.0.data/data/" + part, part)
 wheel.writestr(info + "RECORD", "")
 wheel.close()
 print(__import__("hashlib").sha256(open(wheel.filename, "rb").read()).hexdigest())
@@ -101,9 +104,10 @@ print(__import__("hashlib").sha256(open(wheel.filename, "rb").read()).hexdigest(
         let path = home.path().to_str().expect("a plain path");
         let hash = printed(Command::new("python3").args(["-c", WHEEL]).arg(wheels.path()));
         fs::write(home.path().join(LOCK), format!("tiny==1.0 --hash=sha256:{hash}\n")).expect("write");
+        fs::write(home.path().join(SCRIPT), TEXT).expect("write");
         let make = |variable: &str| {
             let command = installs(path);
-            let mut made = Command::new(command[0]);
+            let mut made = Command::new(&command[0]);
             // As an image may have it, for installations of its own.
             made.args(&command[1..]).env("PIP_NO_INDEX", "1").env("PIP_CONSTRAINT", "/not/there");
             printed(made.env(variable, wheels.path()));
@@ -119,6 +123,15 @@ print(__import__("hashlib").sha256(open(wheel.filename, "rb").read()).hexdigest(
         fs::remove_dir_all(home.path().join("venv")).expect("it is not needed");
         let said = printed(Command::new(layer.join("bin/run-tiny")).env("PYTHONPATH", layer.join("site")));
         assert_eq!(said, format!("from {}", layer.join("site/tiny.py").display()));
+        // Where they are as seen from the packages, which find them so.
+        for part in ["lib/libtiny.so", "share/tiny/words.txt"] {
+            let found = fs::read_to_string(layer.join("site/../../..").join(part)).expect("it was taken along");
+            assert_eq!((found.as_str(), layer.join(part).is_file()), (part, true));
+        }
+        let again = home.path().join("again");
+        archive::pack(&layer, File::create(home.path().join("tar")).expect("file")).expect("packed");
+        aviflow_local::code::unpack("layer", &home.path().join("tar"), &again).expect("unpacked");
+        assert!(again.join("site/tiny.py").is_file(), "in the job's pod");
     }
 
     #[test]

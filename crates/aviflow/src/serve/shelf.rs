@@ -13,6 +13,8 @@ pub struct Shelf {
     pub objects: Arc<Objects>,
     /// Finds one whose content was checked.
     pub find: Find,
+    /// Where they are.
+    pub folder: PathBuf,
 }
 
 impl depot::Objects for Shelf {
@@ -34,5 +36,14 @@ impl depot::Objects for Shelf {
 
     fn set_layer(&self, hash: &str, sha256: &str) -> io::Result<()> {
         self.objects.set_layer(hash, sha256)
+    }
+
+    fn unset_layer(&self, hash: &str, sha256: &str) -> io::Result<()> {
+        self.objects.unset_layer(hash, sha256)
+    }
+
+    fn free(&self) -> io::Result<u64> {
+        let disk = rustix::fs::statvfs(&self.folder)?;
+        Ok(disk.f_bavail.saturating_mul(disk.f_frsize))
     }
 }

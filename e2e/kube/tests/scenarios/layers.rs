@@ -213,6 +213,46 @@ pub fn a_layer_in_the_making_holds_nothing_up(world: &mut World) -> Result<()> {
     until("its pod is gone", LONGEST, || Ok(builds(world)?.is_empty().then_some(())))?;
     ensure!(layers(world)? == before + 1, "nothing is kept");
     ground.index.hold(false);
+
+    // Who comes back at once has a pod of his own, which the end of the first one leaves alone.
+    ground.index.hold(true);
+    let lock = ground.index.wheel("tinyback")?;
+    let file = ground.job("back", "environment: packed\ngpusPerNode: 1", &lock, "run-tinyback")?;
+    let file = file.display().to_string();
+    world.plane.ok(&["run", "--detach", &file])?;
+    until("pip asks for the package", LONGEST, || Ok((ground.index.asked("tinyback") > 0).then_some(())))?;
+    world.plane.ok(&["cancel", "back"])?;
+    world.plane.ok(&["run", "--detach", &file])?;
+    until("pip asks again", LONGEST, || Ok((ground.index.asked("tinyback") > 1).then_some(())))?;
+    ground.index.hold(false);
+    world.cluster.phase("back-2", "Succeeded")?;
+    ensure!(ground.index.asked("tinyback") == 2, "the second pod was made once");
+    world.cluster.kubectl_ok(&["delete", "trainingjobs", "--all", "--timeout=90s"])?;
+    ground.end(world)
+}
+
+pub fn a_layer_is_made_elsewhere_where_a_node_is_down(world: &mut World) -> Result<()> {
+    let ground = Ground::new(world)?;
+    ground.index.hold(true);
+    let lock = ground.index.wheel("tinylost")?;
+    let file = ground.job("lost-build", "environment: packed\ngpusPerNode: 1", &lock, "run-tinylost")?;
+    world.plane.ok(&["run", "--detach", &file.display().to_string()])?;
+    until("pip asks for the package", LONGEST, || Ok((ground.index.asked("tinylost") > 0).then_some(())))?;
+    let first = builds(world)?.first().cloned().context("a pod makes the layer")?;
+    let of = |pod: &Value, at: &str| pod.pointer(at).and_then(Value::as_str).unwrap_or_default().to_owned();
+    let (name, uid, node) = (of(&first, "/metadata/name"), of(&first, "/metadata/uid"), of(&first, "/spec/nodeName"));
+    world.cluster.node(&node).stop_kubelet()?;
+    // As the cluster's own controllers do after some minutes.
+    world.cluster.kubectl_ok(&["delete", "pod", &name, "--wait=false"])?;
+    let second = until("another pod makes it", LONGEST, || {
+        Ok(builds(world)?.into_iter().find(|pod| of(pod, "/metadata/uid") != uid))
+    })?;
+    ground.index.hold(false);
+    world.cluster.phase("lost-build", "Succeeded")?;
+    ensure!(of(&second, "/metadata/name") == name, "{second}");
+    world.cluster.node(&node).start_kubelet()?;
+    until("the node is back", LONGEST, || Ok(world.cluster.node(&node).ready()?.then_some(())))?;
+    until("no pod is left", LONGEST, || Ok(world.cluster.pods()?.is_empty().then_some(())))?;
     world.cluster.kubectl_ok(&["delete", "trainingjobs", "--all", "--timeout=90s"])?;
     ground.end(world)
 }

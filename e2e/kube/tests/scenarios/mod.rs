@@ -42,6 +42,7 @@ pub const ALL: &[(&str, Test)] = &[
     ("packages_of_a_job_are_layered_once", layers::packages_of_a_job_are_layered_once),
     ("packages_that_cannot_be_layered_say_why", layers::packages_that_cannot_be_layered_say_why),
     ("a_layer_in_the_making_holds_nothing_up", layers::a_layer_in_the_making_holds_nothing_up),
+    ("a_layer_is_made_elsewhere_where_a_node_is_down", layers::a_layer_is_made_elsewhere_where_a_node_is_down),
     ("data_on_a_claim_is_mounted", volumes::data_on_a_claim_is_mounted),
     ("a_volume_that_cannot_be_mounted_says_why", volumes::a_volume_that_cannot_be_mounted_says_why),
     ("a_missing_secret_is_waited_for_and_named", volumes::a_missing_secret_is_waited_for_and_named),

@@ -1,17 +1,22 @@
 //! What must be made before a job can run: made once, given up when nobody wants it, and no failure of the job's.
 
 use super::*;
-use aviflow_api::spec::Layer;
+use aviflow_api::spec::{Layer, ResolvedImage};
+
+fn layer() -> Layer {
+    let image = ResolvedImage { pinned: "r/train@sha256:ab".into(), ..ResolvedImage::default() };
+    Layer::new("default", &image, "lock", "linux/amd64")
+}
 
 /// A job whose packages are layered onto its image.
 fn layered(name: &str) -> Submission {
     let mut submission = submission(name, 2, 8);
-    submission.provenance.layer = Some(Layer::new("default", "r/train@sha256:ab", "lock", "linux/amd64"));
+    submission.provenance.layer = Some(layer());
     submission
 }
 
 fn hash() -> EnvironmentHash {
-    EnvironmentHash(Layer::new("default", "r/train@sha256:ab", "lock", "linux/amd64").hash)
+    EnvironmentHash(layer().hash)
 }
 
 /// The orders of a turn, but for those of workers.

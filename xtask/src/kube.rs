@@ -1,6 +1,6 @@
 //! A real Kubernetes on this machine: the tests' own, by its command.
 
-use crate::proc::{cargo, show};
+use crate::proc::{built, show};
 use crate::setup;
 use anyhow::{Result, bail};
 use std::ffi::OsStr;
@@ -14,13 +14,12 @@ pub fn run(args: &[String]) -> Result<u8> {
         }
         setup::check_kube()?;
     }
-    Ok(show(&mut command(args))?.code().map_or(1, |code| u8::try_from(code).unwrap_or(1)))
+    Ok(show(&mut command(args)?)?.code().map_or(1, |code| u8::try_from(code).unwrap_or(1)))
 }
 
 /// The tests' own command.
-pub fn command(args: &[impl AsRef<OsStr>]) -> Command {
-    let mut cluster = cargo();
-    // Not by its package, for which alone features of dependencies would be others than for the tests.
-    cluster.args(["run", "--quiet", "--bin", "aviflow-testcluster", "--"]).args(args);
-    cluster
+pub fn command(args: &[impl AsRef<OsStr>]) -> Result<Command> {
+    let mut cluster = built("--bin", "aviflow-testcluster")?;
+    cluster.args(args);
+    Ok(cluster)
 }

@@ -28,6 +28,14 @@ pub fn cargo() -> Command {
     command(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }
 
+/// A program or an example of the workspace, built as its tests are: for one package alone, features of dependencies
+/// would be others, and much would be compiled again.
+pub fn built(kind: &str, name: &str) -> Result<Command> {
+    must(cargo().args(["build", "--quiet", "--workspace", "--locked", kind, name]))?;
+    let folder = target()?.join("debug");
+    Ok(command(if kind == "--example" { folder.join("examples") } else { folder }.join(name)))
+}
+
 /// A command as a person would type it.
 pub fn line(command: &Command) -> String {
     let program = PathBuf::from(command.get_program());

@@ -4,7 +4,7 @@ use super::Outcome;
 use super::count::{Count, failures};
 use crate::control::{self, Control, Profile};
 use crate::image::static_agent;
-use crate::proc::{Ran, cargo, command, must, target, tee, tee_unless_silent, which};
+use crate::proc::{Ran, built, cargo, command, must, target, tee, tee_unless_silent, which};
 use crate::{docs, setup};
 use anyhow::{Context as _, Result, bail};
 use std::path::{Path, PathBuf};
@@ -133,8 +133,7 @@ fn histories(number: &str) -> Result<Outcome> {
     if !Path::new("crates/aviflow-engine/examples/soak.rs").exists() {
         return Ok(Outcome::Skipped("the engine has no example `soak`".to_owned()));
     }
-    // Not by its package, for which alone features of dependencies would be others than for the tests.
-    whole(cargo().args(["run", "--example", "soak", "--locked", "--quiet", "--", number]))
+    whole(built("--example", "soak")?.arg(number))
 }
 
 /// The demo as a person starts it: its last lines are the training's results, and it has learned.
@@ -200,7 +199,7 @@ pub fn kube_tests() -> Result<Command> {
 /// A folder with the programs of a cluster. The first time, this builds Kubernetes and says so; a test could say
 /// nothing meanwhile.
 fn programs() -> Result<PathBuf> {
-    let Ran { ok, output } = tee(&mut crate::kube::command(&["binaries", "--all"]))?;
+    let Ran { ok, output } = tee(&mut crate::kube::command(&["binaries", "--all"])?)?;
     if !ok {
         bail!("the programs of a cluster could not be built");
     }

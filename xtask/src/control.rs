@@ -1,6 +1,6 @@
 //! A control plane, driven by its own commands.
 
-use crate::proc::{capture, cargo, command, must, target};
+use crate::proc::{built, capture, cargo, command, must, target};
 use anyhow::{Context as _, Result};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -17,20 +17,13 @@ pub enum Profile {
 
 /// Builds the binary and returns its path.
 pub fn build(profile: Profile) -> Result<PathBuf> {
-    let mut build = cargo();
-    let folder = match profile {
-        // Of the whole workspace, as tests are: for one package alone, features of dependencies would be others.
-        Profile::Dev => {
-            build.args(["build", "--workspace", "--bin", "aviflow"]);
-            "debug"
-        }
+    match profile {
+        Profile::Dev => built("--bin", "aviflow", &[]),
         Profile::Release => {
-            build.args(["build", "--package", "aviflow", "--bins", "--release"]);
-            "release"
+            must(cargo().args(["build", "--package", "aviflow", "--bins", "--release"]))?;
+            Ok(target()?.join("release/aviflow"))
         }
-    };
-    must(&mut build)?;
-    Ok(target()?.join(folder).join("aviflow"))
+    }
 }
 
 /// The home folder that tests and the picture share, for the sake of its environments.

@@ -1,6 +1,6 @@
 //! A real Kubernetes on this machine: the tests' own, by its command.
 
-use crate::proc::{built, show};
+use crate::proc::{self, built, show};
 use crate::setup;
 use anyhow::{Result, bail};
 use std::ffi::OsStr;
@@ -19,7 +19,7 @@ pub fn run(args: &[String]) -> Result<u8> {
 
 /// The tests' own command.
 pub fn command(args: &[impl AsRef<OsStr>]) -> Result<Command> {
-    let mut cluster = built("--bin", "aviflow-testcluster")?;
+    let mut cluster = proc::command(built("--bin", "aviflow-testcluster", &["--quiet", "--locked"])?);
     cluster.args(args);
     Ok(cluster)
 }

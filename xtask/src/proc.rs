@@ -28,12 +28,12 @@ pub fn cargo() -> Command {
     command(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }
 
-/// A program or an example of the workspace, built as its tests are: for one package alone, features of dependencies
-/// would be others, and much would be compiled again.
-pub fn built(kind: &str, name: &str) -> Result<Command> {
-    must(cargo().args(["build", "--quiet", "--workspace", "--locked", kind, name]))?;
+/// A program (`--bin`) or an example (`--example`) of the workspace, built as its tests are: for one package alone,
+/// features of dependencies would be others, and much would be compiled again. Returns its path.
+pub fn built(kind: &str, name: &str, options: &[&str]) -> Result<PathBuf> {
+    must(cargo().args(["build", "--workspace", kind, name]).args(options))?;
     let folder = target()?.join("debug");
-    Ok(command(if kind == "--example" { folder.join("examples") } else { folder }.join(name)))
+    Ok(if kind == "--example" { folder.join("examples") } else { folder }.join(name))
 }
 
 /// A command as a person would type it.

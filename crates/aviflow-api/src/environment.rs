@@ -8,7 +8,7 @@ mod choose;
 mod lock;
 
 pub use choose::{Candidate, choose};
-pub use lock::check_lock;
+pub use lock::{PIP_INSTALL, check_lock};
 
 use crate::diagnostic::{Diagnostic, DiagnosticCode, sort};
 use crate::file::fields::ENVIRONMENT;

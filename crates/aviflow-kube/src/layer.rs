@@ -14,6 +14,7 @@ use crate::fate::{self, LASTING};
 use crate::names;
 use crate::pod::{DEPOT, HOME, Site, TOKEN};
 use crate::profile::Profile;
+use aviflow_api::environment::PIP_INSTALL;
 use aviflow_api::spec::{Layer, ResolvedImage};
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, Pod};
 use serde_json::{Value, json};
@@ -55,32 +56,15 @@ const VOLUME: &str = "32Gi";
 /// What the pod may take of its node's disk: that, and its logs.
 const DISK: &str = "33Gi";
 
-/// What pip is told beside the lock. What the lock does not name with its hash is never installed, and nothing is
-/// written that differs between two installations.
-const PIP: [&str; 15] = [
-    "install",
-    "--require-hashes",
-    "--only-binary",
-    ":all:",
-    "--no-input",
-    "--progress-bar",
-    "off",
-    "--disable-pip-version-check",
-    "--no-warn-script-location",
-    "--retries",
-    "2",
-    "--no-color",
-    "--no-user",
-    "--no-compile",
-    "--no-cache-dir",
-];
+/// What pip is told beside what it is told everywhere: nothing is written that differs between two installations.
+const SAME: [&str; 2] = ["--no-compile", "--no-cache-dir"];
 
 /// The command that installs the packages of the lock in a folder, where [`SCRIPT`] lies too, and makes the layer
 /// there.
 #[must_use]
 pub fn installs(folder: &str) -> Vec<String> {
     let own = ["python3".to_owned(), "-I".to_owned(), format!("{folder}/{SCRIPT}"), folder.to_owned()];
-    own.into_iter().chain(PIP.map(str::to_owned)).collect()
+    own.into_iter().chain(PIP_INSTALL.into_iter().chain(SAME).map(str::to_owned)).collect()
 }
 
 /// A text as it stands, where kubelet would put variables into it.

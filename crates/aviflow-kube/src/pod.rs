@@ -6,6 +6,7 @@
 //! apiserver.
 
 use crate::fate::{MAIN, PREPARE};
+use crate::layer;
 use crate::names;
 use crate::profile::Profile;
 use aviflow_agent::protocol::{Endpoint, WorkerSpec};
@@ -26,8 +27,6 @@ pub const HOME: &str = "/aviflow";
 pub const FOLDER: &str = "/aviflow/worker";
 /// The code.
 pub const CODE: &str = "/aviflow/code";
-/// Packages of the job's own, if it has any.
-pub const LAYER: &str = "/aviflow/layer";
 /// The token that proves who the worker is.
 pub const TOKEN: &str = "/var/run/aviflow/token";
 /// The variable with the worker's spec, for the container that prepares.
@@ -301,8 +300,9 @@ fn worker_spec(record: &JobRecord, share: &Share, profile: &Profile, site: &Site
 fn prepended(record: &JobRecord) -> BTreeMap<String, String> {
     let mut prepend = BTreeMap::from([("PYTHONPATH".to_owned(), format!("{HOME}/python"))]);
     if record.provenance.layer.is_some() {
-        prepend.insert("PYTHONPATH".to_owned(), format!("{HOME}/python:{LAYER}/site"));
-        prepend.insert("PATH".to_owned(), format!("{LAYER}/bin"));
+        let layer = format!("{HOME}/{}", layer::FOLDER);
+        prepend.insert("PYTHONPATH".to_owned(), format!("{HOME}/python:{layer}/site"));
+        prepend.insert("PATH".to_owned(), format!("{layer}/bin"));
     }
     prepend
 }

@@ -82,8 +82,7 @@ impl Objects {
     /// # Errors
     /// If there is no such object.
     pub fn get(&self, hash: &str) -> io::Result<Checked> {
-        let file = File::open(self.path(hash)?).map_err(|e| missing(hash, e))?;
-        Ok(Checked { file, hash: hash.to_owned(), seen: Some(Sha256::new()) })
+        Ok(Checked { file: self.file(hash)?, hash: hash.to_owned(), seen: Some(Sha256::new()) })
     }
 
     /// Opens the file of an object, for who checks it himself.
@@ -141,20 +140,18 @@ impl Objects {
     pub fn set_layer(&self, layer: &str, object: &str) -> io::Result<()> {
         self.path(layer)?;
         let path = self.path(object)?;
-        let number = self.temp.fetch_add(1, Ordering::Relaxed);
-        let temp = self.root.join("tmp").join(format!("{}-{number}", std::process::id()));
-        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temp)?;
-        file.write_all(object.as_bytes())?;
-        file.sync_all()?;
-        {
-            let _ages = self.ages();
-            if !rejuvenate(&path)? {
-                fs::remove_file(&temp)?;
-                return Err(missing(object, io::ErrorKind::NotFound.into()));
+        self.drafted(|file, temp| {
+            file.write_all(object.as_bytes())?;
+            file.sync_all()?;
+            {
+                let _ages = self.ages();
+                if !rejuvenate(&path)? {
+                    return Err(missing(object, io::ErrorKind::NotFound.into()));
+                }
+                fs::rename(temp, self.layers.join(layer))?;
             }
-            fs::rename(&temp, self.layers.join(layer))?;
-        }
-        File::open(&self.layers)?.sync_all()
+            File::open(&self.layers)?.sync_all()
+        })
     }
 
     /// Says that a layer is not this object any more, which was found to be damaged: it is made again.
@@ -244,11 +241,8 @@ impl Objects {
     }
 
     fn store(&self, expected: Option<&str>, mut from: impl Read) -> io::Result<(String, u64)> {
-        let number = self.temp.fetch_add(1, Ordering::Relaxed);
-        let temp = self.root.join("tmp").join(format!("{}-{number}", std::process::id()));
-        let stored = (|| {
-            let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temp)?;
-            let (hash, bytes) = copy(&mut from, &mut file)?;
+        self.drafted(|file, temp| {
+            let (hash, bytes) = copy(&mut from, file)?;
             if let Some(expected) = expected
                 && expected != hash
             {
@@ -262,15 +256,24 @@ impl Objects {
             // Over an equal object: that replaces a damaged one, and makes it young again.
             {
                 let _ages = self.ages();
-                fs::rename(&temp, &path)?;
+                fs::rename(temp, &path)?;
             }
             File::open(folder)?.sync_all()?;
             Ok((hash, bytes))
-        })();
-        if stored.is_err() {
+        })
+    }
+
+    /// Makes a file that is moved to its place once it is whole; where that fails nothing of it is left.
+    fn drafted<T>(&self, make: impl FnOnce(&mut File, &Path) -> io::Result<T>) -> io::Result<T> {
+        let number = self.temp.fetch_add(1, Ordering::Relaxed);
+        let temp = self.root.join("tmp").join(format!("{}-{number}", std::process::id()));
+        let mut open = OpenOptions::new();
+        let file = open.write(true).create(true).truncate(true).mode(0o600).open(&temp);
+        let made = file.and_then(|mut file| make(&mut file, &temp));
+        if made.is_err() {
             let _ = fs::remove_file(&temp);
         }
-        stored
+        made
     }
 
     fn path(&self, hash: &str) -> io::Result<PathBuf> {

@@ -133,7 +133,7 @@ fn histories(number: &str) -> Result<Outcome> {
     if !Path::new("crates/aviflow-engine/examples/soak.rs").exists() {
         return Ok(Outcome::Skipped("the engine has no example `soak`".to_owned()));
     }
-    whole(built("--example", "soak")?.arg(number))
+    whole(command(built("--example", "soak", &["--quiet", "--locked"])?).arg(number))
 }
 
 /// The demo as a person starts it: its last lines are the training's results, and it has learned.

@@ -7,6 +7,24 @@ use crate::yaml::MAX_BYTES;
 
 const GENERATE: &str = "write the lock with `uv pip compile --generate-hashes requirements.in -o requirements.lock`";
 
+/// What pip is told wherever a lock is installed, beside the lock: what that does not name with its hash is never
+/// installed.
+pub const PIP_INSTALL: [&str; 13] = [
+    "install",
+    "--require-hashes",
+    "--only-binary",
+    ":all:",
+    "--no-input",
+    "--progress-bar",
+    "off",
+    "--disable-pip-version-check",
+    "--no-warn-script-location",
+    "--retries",
+    "2",
+    "--no-color",
+    "--no-user",
+];
+
 /// Everything in a lock that is not fixed. An empty lock is one: it installs nothing.
 ///
 /// Understood is what `pip install --require-hashes` reads: one requirement a line, continued by

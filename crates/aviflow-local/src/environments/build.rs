@@ -3,6 +3,7 @@
 use super::Job;
 use super::pip::Progress;
 use super::python::Python;
+use aviflow_api::environment::PIP_INSTALL;
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::{self, BufRead, BufReader};
@@ -16,23 +17,6 @@ use std::process::{Command, Stdio};
 pub(super) type Locks = [(PathBuf, Vec<String>)];
 
 const SCRIPT: &str = include_str!("build.py");
-
-/// Options of every installation. What the lock does not name with its hash is never installed.
-const PIP: [&str; 13] = [
-    "install",
-    "--require-hashes",
-    "--only-binary",
-    ":all:",
-    "--no-input",
-    "--progress-bar",
-    "off",
-    "--disable-pip-version-check",
-    "--no-warn-script-location",
-    "--retries",
-    "2",
-    "--no-color",
-    "--no-user",
-];
 
 /// Variables of pip by which packages would end up in another place, or others with them.
 const ELSEWHERE: [&str; 6] = ["PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER", "PIP_REQUIREMENT", "PIP_CONSTRAINT"];
@@ -91,7 +75,7 @@ impl Builder<'_> {
             return Ok(());
         }
         let total = u32::try_from(total).unwrap_or(u32::MAX);
-        let mut arguments: Vec<&OsStr> = PIP.iter().map(OsStr::new).collect();
+        let mut arguments: Vec<&OsStr> = PIP_INSTALL.iter().map(OsStr::new).collect();
         for (path, pinned) in locks {
             if !pinned.is_empty() {
                 arguments.extend([OsStr::new("--requirement"), path.as_os_str()]);

@@ -57,6 +57,12 @@ pub fn run(program: &Path, folder: &Path) -> Result<()> {
     println!("{NODES} simulated nodes of 8 GPUs");
     let client = runtime.block_on(client(&cluster))?;
     runtime.block_on(nodes(&client))?;
+    // One that is ready keeps the taint of a node that is not for a moment: kube-scheduler would refuse pods.
+    until("nodes take pods", LONGEST, || {
+        let list = cluster.get("/api/v1/nodes")?;
+        let nodes = list["items"].as_array().into_iter().flatten();
+        Ok((nodes.filter(|node| node["spec"]["taints"].is_null()).count() == NODES).then_some(()))
+    })?;
     kwok.check()?;
     let mut plane = Plane::start(&cluster, program, folder, &[])?;
     until("all nodes are known", LONGEST, || {

@@ -98,7 +98,7 @@ fn run(args: &[String]) -> Result<u8> {
 /// Writes what the tests of `deploy/` compare.
 fn deploy() -> Result<u8> {
     let mut tests = proc::cargo();
-    tests.args(["test", "--package", "aviflow-api", "--test", "deploy", "--", "--include-ignored"]);
+    tests.args(["test", "--workspace", "--test", "deploy", "--", "--include-ignored"]);
     let status = tests.env("UPDATE_SCHEMA", "1").status().context("cargo")?;
     Ok(u8::from(!status.success()))
 }

@@ -8,7 +8,7 @@
 use crate::api::{insist, persist};
 use crate::body::Body;
 use crate::names;
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::{Node, Pod, Taint};
 use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
@@ -21,11 +21,29 @@ pub(crate) struct Kept {
     whole: bool,
 }
 
+/// The taints of a node.
+#[derive(Clone, Debug, Default)]
+struct Taints {
+    /// Whether ours is among them, or is about to be.
+    ours: bool,
+    /// All, as of this version of the node.
+    all: Vec<Taint>,
+    version: Option<String>,
+}
+
+impl Taints {
+    fn of(node: &Node) -> Taints {
+        let all = node.spec.as_ref().and_then(|s| s.taints.clone()).unwrap_or_default();
+        let version = node.metadata.resource_version.clone();
+        Taints { ours: all.iter().any(|t| t.key == names::KEEP_TAINT), all, version }
+    }
+}
+
 /// What is kept, and what is there to keep it.
 #[derive(Debug, Default)]
 pub(crate) struct Keeping {
     wanted: BTreeMap<String, Kept>,
-    tainted: BTreeMap<String, bool>,
+    tainted: BTreeMap<String, Taints>,
     /// GPUs of the placeholder of each node.
     holders: BTreeMap<String, u32>,
     /// Nothing is undone before the first word of a term.
@@ -51,7 +69,7 @@ impl Keeping {
     /// Whether a node must get the taint, or lose it.
     fn taint(&self, node: &str) -> Option<bool> {
         let wanted = self.wanted.get(node).is_some_and(|k| k.whole);
-        let is = *self.tainted.get(node)?;
+        let is = self.tainted.get(node)?.ours;
         (self.told && wanted != is).then_some(wanted)
     }
 
@@ -73,24 +91,24 @@ fn holder_name(node: &str) -> String {
     format!("aviflow-keep-{node}")
 }
 
-/// Puts the taint on a node or takes it off, and leaves those of others.
-async fn put_taint(api: &Api<Node>, name: &str, taint: bool) {
+/// Puts the taint on a node or takes it off, and leaves those of others, which are known as they were a moment ago.
+async fn put_taint(api: &Api<Node>, name: &str, taint: bool, known: Taints) {
+    let mut taints = known;
     loop {
-        // A node that is gone needs none.
-        let Ok(node) = insist(|| async { api.get(name).await }).await else { return };
-        let mut taints = node.spec.and_then(|s| s.taints).unwrap_or_default();
-        taints.retain(|t| t.key != names::KEEP_TAINT);
-        let mut taints = json!(taints);
-        if let Some(taints) = taints.as_array_mut().filter(|_| taint) {
-            taints.push(json!({"key": names::KEEP_TAINT, "value": "claimed", "effect": "NoSchedule"}));
+        taints.all.retain(|t| t.key != names::KEEP_TAINT);
+        let mut all = json!(taints.all);
+        if let Some(all) = all.as_array_mut().filter(|_| taint) {
+            all.push(json!({"key": names::KEEP_TAINT, "value": "claimed", "effect": "NoSchedule"}));
         }
         // The list is one value: it is written only over the one that was read.
-        let version = node.metadata.resource_version;
-        let patch = Patch::Merge(json!({"metadata": {"resourceVersion": version}, "spec": {"taints": taints}}));
+        let patch = Patch::Merge(json!({"metadata": {"resourceVersion": taints.version}, "spec": {"taints": all}}));
         match insist(|| async { api.patch(name, &PatchParams::default(), &patch).await.map(|_| ()) }).await {
             Err(refused) if refused.is_conflict() => {}
             _ => return,
         }
+        // A node that is gone needs none.
+        let Ok(node) = insist(|| async { api.get(name).await }).await else { return };
+        taints = Taints::of(&node);
     }
 }
 
@@ -98,9 +116,7 @@ impl Body {
     /// Sees whether a node is tainted.
     pub(crate) fn kept_node(&mut self, node: &Node) {
         let Some(name) = node.metadata.name.clone() else { return };
-        let taints = node.spec.iter().flat_map(|s| s.taints.iter().flatten());
-        let tainted = taints.into_iter().any(|t| t.key == names::KEEP_TAINT);
-        self.keeping.tainted.insert(name.clone(), tainted);
+        self.keeping.tainted.insert(name.clone(), Taints::of(node));
         self.keep(&name);
     }
 
@@ -121,9 +137,11 @@ impl Body {
     /// Changes what differs from what is wanted.
     pub(crate) fn keep(&mut self, node: &str) {
         if let Some(taint) = self.keeping.taint(node) {
-            self.keeping.tainted.insert(node.to_owned(), taint);
+            let Some(known) = self.keeping.tainted.get_mut(node) else { return };
+            known.ours = taint;
             let (api, name) = (Api::<Node>::all(self.config.client.clone()), node.to_owned());
-            tokio::spawn(async move { put_taint(&api, &name, taint).await });
+            let known = known.clone();
+            tokio::spawn(async move { put_taint(&api, &name, taint, known).await });
         }
         if let Some(gpus) = self.keeping.holder(node) {
             let Some(resource) = self.books.profile_of(node).map(|p| p.kubernetes.gpu_resource.clone()) else { return };
@@ -180,7 +198,7 @@ mod tests {
     #[test]
     fn what_is_kept_is_a_level() {
         let mut keeping = Keeping::default();
-        keeping.tainted.insert("a".into(), true);
+        keeping.tainted.insert("a".into(), Taints { ours: true, ..Taints::default() });
         assert_eq!(keeping.taint("a"), None, "of an earlier term, until this one has spoken");
         keeping.begin();
         assert_eq!(keeping.taint("a"), Some(false));

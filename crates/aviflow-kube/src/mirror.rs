@@ -543,7 +543,7 @@ impl Mirror {
             self.due.at(shown.job.id, Instant::now() + SETTLE);
             return false;
         }
-        let status = known.status.next(shown, known.generation);
+        let status = known.status.next(shown, &name.1, known.generation);
         let written = Written::of(&status);
         let words_only = known.status.differs_in_words(&written);
         if let Some(at) = known.written.filter(|at| words_only && at.elapsed() < WORDS) {

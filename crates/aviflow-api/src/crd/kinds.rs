@@ -155,7 +155,7 @@ pub fn training_job() -> Json {
         AGE,
         Column("User", "string", ".status.submittedBy", "Who submitted it.", true),
         Column("On", "string", ".status.on", "The nodes that it holds.", true),
-        Column("Job", "string", ".status.jobName", "Its name in Aviflow.", true),
+        Column("Job", "string", ".status.jobName", "Its name in Aviflow, where it is another.", true),
     ];
     definition(&names, "A training: one gang of workers that start, restart and stop together.", &schema, &columns)
 }

@@ -275,7 +275,6 @@ fn of_job() -> Vec<Rule> {
         .at(".resources.shm"),
         rule(format!("self.processes != 'perGpu' || self.run[0] == {bash} || !({launchers})"), "`«self.run[0]»` starts a process for each GPU, and `processes: perGpu` would start it «self.gpusPerNode» times on each node; remove `spec.processes`, or run the script itself")
             .at(".processes"),
-        rule("self == oldSelf", "the spec of a submitted job never changes; `aviflow update NAME` changes its priority, time limit or queue, `aviflow hold`, `suspend` and `cancel` what it does, and `aviflow rerun NAME` submits it again with other values"),
     ]
 }
 

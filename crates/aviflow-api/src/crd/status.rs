@@ -44,7 +44,7 @@ pub struct TrainingJobStatus {
     /// How many attempts have begun.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attempt: Option<u32>,
-    /// What ended earlier attempts.
+    /// What ended earlier attempts; absent where nothing did.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub counters: Option<JobCounters>,
     /// Milliseconds in Running, over the attempts that ended.
@@ -54,13 +54,14 @@ pub struct TrainingJobStatus {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 512), extend("x-kubernetes-list-type" = "atomic"))]
     pub on: Vec<String>,
-    /// Its name in Aviflow: another than the object's where that was taken by an earlier job.
+    /// Its name in Aviflow, where it is another than the object's: that was taken by an earlier job.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub job_name: Option<String>,
     /// Its number in Aviflow.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub job_id: Option<u64>,
-    /// What its image was resolved to at submission, and what every attempt runs.
+    /// What its image was resolved to at submission, and what every attempt runs; absent where its document names an
+    /// image by its content.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub image: Option<ResolvedImage>,
     /// Who submitted it.

@@ -12,7 +12,7 @@ use aviflow_api::duration::Duration as Length;
 use aviflow_api::rest::JobCounters;
 use aviflow_api::spec::ResolvedImage;
 use aviflow_core::explain;
-use aviflow_core::model::{Cause, Ending, Intent, Job, Phase, Stopping};
+use aviflow_core::model::{Cause, Counters, Ending, Intent, Job, Phase, Stopping};
 use aviflow_core::time::{Span, Time};
 use aviflow_engine::ports::ending;
 use k8s_openapi::jiff::Timestamp;
@@ -125,8 +125,9 @@ impl Written {
         }
     }
 
-    /// The status of a job's object.
-    pub(super) fn next(&self, shown: &Shown<'_>, generation: Option<i64>) -> TrainingJobStatus {
+    /// The status of a job's object. What goes without saying is left out, as the apiserver's work grows with each
+    /// field.
+    pub(super) fn next(&self, shown: &Shown<'_>, object: &str, generation: Option<i64>) -> TrainingJobStatus {
         let Shown { job, reason, nodes, image, ended } = shown;
         let reason = reason.map(str::to_owned).or_else(|| match &job.phase {
             Phase::Failed(failure) => Some(match &failure.cause {
@@ -175,17 +176,12 @@ impl Written {
             time_limit: job.request.time_limit.map(Length),
             held: job.held.clone(),
             attempt: Some(job.attempts),
-            counters: Some(JobCounters {
-                failures: job.counters.failures,
-                node_failures: job.counters.node_failures,
-                suspensions: job.counters.suspensions,
-                unready: job.counters.unready,
-            }),
+            counters: counters(&job.counters),
             ran: Some(job.ran.0),
             on: nodes.iter().take(MOST_NODES).cloned().collect(),
-            job_name: Some(job.key.name.clone()),
+            job_name: Some(&job.key.name).filter(|name| *name != object).cloned(),
             job_id: Some(job.id.0),
-            image: image.cloned(),
+            image: image.filter(|image| resolved(image)).cloned(),
             submitted_by: Some(job.user.clone()),
             submitted: Some(timestamp(job.submitted)),
             started: self.started.map(text).or_else(|| Some(timestamp(started(job, *ended)?))),
@@ -198,6 +194,17 @@ impl Written {
             conditions: self.conditions(conditions),
         }
     }
+}
+
+/// What ended earlier attempts, if anything did.
+fn counters(of: &Counters) -> Option<JobCounters> {
+    let Counters { failures, node_failures, suspensions, unready } = *of;
+    (*of != Counters::default()).then_some(JobCounters { failures, node_failures, suspensions, unready })
+}
+
+/// Whether an image is another than the job's document says already.
+fn resolved(image: &ResolvedImage) -> bool {
+    image.reference != image.pinned || image.environment.is_some()
 }
 
 /// Whether a condition says that the job was taken.
@@ -302,14 +309,14 @@ mod tests {
     #[test]
     fn what_holds_as_before_keeps_its_time() {
         let mut job = job();
-        let first = Written::default().next(&shown(&job, Some("no room")), Some(1));
+        let first = Written::default().next(&shown(&job, Some("no room")), "llama", Some(1));
         let mut before = Written::of(&first);
         before.since = before.since.map(|since| since.map(|(holds, _)| (holds, 1000)));
-        let again = before.next(&shown(&job, Some("no room")), Some(1));
+        let again = before.next(&shown(&job, Some("no room")), "llama", Some(1));
         assert!(again.conditions.iter().all(|c| c.last_transition_time == "1970-01-01T00:16:40Z"), "{again:?}");
         before.warned = Some("the environment is deprecated".to_owned());
         job.phase = Phase::Succeeded;
-        let after = before.next(&shown(&job, None), Some(1));
+        let after = before.next(&shown(&job, None), "llama", Some(1));
         assert_eq!(after.conditions[0].message, "the environment is deprecated", "also where the image is not known");
         assert_eq!(Written::of(&after).warned, before.warned);
         let moved = |kind: &str| {
@@ -324,14 +331,14 @@ mod tests {
     #[test]
     fn what_was_written_is_known_again_and_words_are_told_from_more() {
         let mut job = job();
-        let first = Written::default().next(&shown(&job, Some("no room")), Some(1));
+        let first = Written::default().next(&shown(&job, Some("no room")), "llama", Some(1));
         let known = Written::of(&first);
         let read: TrainingJobStatus = serde_json::from_value(json!(first)).expect("a status");
         assert_eq!(Written::of(&read), known);
-        let words = Written::of(&known.next(&shown(&job, Some("less room")), Some(1)));
+        let words = Written::of(&known.next(&shown(&job, Some("less room")), "llama", Some(1)));
         assert!(words != known && known.differs_in_words(&words) && !known.is_over());
         job.phase = Phase::Succeeded;
-        let over = Written::of(&known.next(&shown(&job, None), Some(1)));
+        let over = Written::of(&known.next(&shown(&job, None), "llama", Some(1)));
         assert!(!known.differs_in_words(&over) && over.is_over());
     }
 

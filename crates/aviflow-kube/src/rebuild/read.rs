@@ -68,6 +68,8 @@ impl Told {
         let (Some(namespace), Some(name)) = (metadata.namespace.clone(), metadata.name.clone()) else {
             return Err("it has no name".to_owned());
         };
+        // What its image was found to be is what it goes on with, whatever a tag or an environment means now.
+        provenance.image = provenance.image.or_else(|| status.image.clone());
         if object::made_for(object).is_some() {
             spec.name = object::work(object).unwrap_or(&spec.name).to_owned();
         } else {

@@ -141,7 +141,7 @@ fn terms_and_numbers_go_on_beyond_those_before() {
 fn a_job_that_waits_keeps_its_place_and_all_that_was_said_of_it() {
     let waits = record(7, "waits", "timeLimit: 2h\n");
     let more = json!({"queue": "nlp", "priority": 5, "timeLimit": "3h", "held": "ben", "attempt": 1, "ran": 60_000,
-        "jobName": "waits-2"});
+        "jobName": "waits-2", "image": {"reference": "r/train:v1", "pinned": "r/train@sha256:ab"}});
     // One that came through the API has its number at itself, and may have another name than its document.
     let mut record = record(9, "train", "");
     record.provenance.code = Some(CodeSnapshot { sha256: "ab".into(), bytes: 1, files: 1, commit: None, dirty: false });
@@ -156,6 +156,8 @@ fn a_job_that_waits_keeps_its_place_and_all_that_was_said_of_it() {
     assert_eq!((job.ran, job.attempts, Some(job.submitted)), (Span(60_000), 1, read::instant(DAY)));
     let record = &engine.records()[&JobId(7)];
     assert_eq!(record.provenance.object.as_ref().map(|o| o.uid.as_str()), Some("uid-7"));
+    let pinned = record.provenance.image.as_ref().map(|image| image.pinned.as_str());
+    assert_eq!(pinned, Some("r/train@sha256:ab"), "what its tag means by now is another question");
     let (job, record) = store.job(JobId(9)).unwrap();
     assert_eq!((job.key.name.as_str(), record.spec.name.as_str()), ("train-2", "train"));
     assert!(record.provenance.object.is_none() && record.provenance.code.is_some());

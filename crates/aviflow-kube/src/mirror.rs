@@ -34,7 +34,7 @@ use kube::api::{Patch, PatchParams};
 use kube::core::DynamicObject;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client};
-use requests::{mark, version, write_status};
+use requests::{Write, mark, version, write_status};
 use seen::Seen;
 use serde::Deserialize;
 use serde_json::json;
@@ -374,16 +374,18 @@ impl Mirror {
         if known.status == written {
             return;
         }
+        let first = known.status.is_nothing().then(|| (known.version, json!(status)));
+        let write = Write { patch: status::patch(status), first };
         known.status = written;
         known.written = Some(Instant::now());
         self.busy.insert(name.clone());
         self.writing += 1;
         let (client, writes, done) = (self.client.clone(), self.writes.clone(), self.done.clone());
-        let (name, patch) = (name.clone(), status::patch(status));
+        let name = name.clone();
         tokio::spawn(async move {
             let _turn = writes.acquire().await;
             // What is refused for good is an object that is gone.
-            let version = insist(|| write_status(&client, &name, &patch)).await.ok();
+            let version = write_status(&client, &name, &write).await.ok();
             let _ = done.send(Done::Shown(name, version));
         });
     }

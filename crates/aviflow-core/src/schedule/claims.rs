@@ -6,7 +6,7 @@ use super::memo::Holder;
 use super::pass::{self, Ask, Pass};
 use super::reserve::{expected_end, free_again, worth_moving};
 use crate::gpus::Slots;
-use crate::model::{Beneficiary, Claim, Eviction, EvictionCause, Job, JobId, Node, TurnedOut};
+use crate::model::{Beneficiary, Claim, Eviction, EvictionCause, Job, JobId, Node, Phase, TurnedOut};
 use crate::time::{Span, Time};
 use std::collections::BTreeMap;
 
@@ -291,15 +291,19 @@ pub(super) fn evict_by(pass: &mut Pass<'_>, victim: &Job, cause: EvictionCause, 
     }
 }
 
-/// How long a victim may take for its next checkpoint: a quarter more than it says it takes from one to the next,
-/// nothing if it never saves itself.
+/// How long a victim may go on: until its next checkpoint, a quarter more than it says it takes from one to the next.
+/// One that is expected to end within its grace may do so, as it would keep its GPUs for as long if it were stopped.
 fn patience(pass: &Pass<'_>, victim: &Job) -> Span {
     let seen = victim.checkpoint.as_ref().is_some_and(|c| c.attempt == victim.attempts);
-    match victim.request.checkpoint_every {
-        Some(every) => Span(every.0 / 4 * 5).min(pass.snapshot.policy.patience),
-        None if seen => pass.snapshot.policy.patience,
+    let most = pass.snapshot.policy.patience;
+    let checkpoint = match victim.request.checkpoint_every {
+        Some(every) => Span(every.0 / 4 * 5),
+        None if seen => most,
         None => Span(0),
-    }
+    };
+    let grace = victim.request.grace;
+    let ends = matches!(victim.phase, Phase::Running(_)) && expected_end(pass, victim) <= pass.now + grace;
+    if ends { checkpoint.max(grace) } else { checkpoint }.min(most)
 }
 
 /// What is free for a job once everybody who leaves is gone: not what is promised to others. Those who are only

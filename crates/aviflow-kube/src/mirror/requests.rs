@@ -1,7 +1,7 @@
 //! The mirror's requests: each is sent until it is answered, and reads of the answer what is needed.
 
 use super::Name;
-use crate::api::{Refused, persist};
+use crate::api::{Refused, insist, persist};
 use crate::names;
 use crate::object;
 use crate::pod::Owner;
@@ -26,8 +26,40 @@ pub(super) async fn mark(api: &Api<DynamicObject>, object: &DynamicObject, write
     persist(|| async { api.patch(name, &PatchParams::default(), &patch).await.map(|_| ()) }).await
 }
 
+/// A status that is to be written.
+pub(super) struct Write {
+    /// As it is written over whatever there is.
+    pub(super) patch: Value,
+    /// As the first that an object of this version gets: there is nothing to be merged with, which is half a
+    /// millisecond of the apiserver's.
+    pub(super) first: Option<(u64, Value)>,
+}
+
 /// Writes a status and returns the version that the object has by it. Of the answer only that is read.
-pub(super) async fn write_status(client: &Client, name: &Name, patch: &Value) -> kube::Result<u64> {
+///
+/// # Errors
+/// If the object is gone.
+pub(super) async fn write_status(client: &Client, name: &Name, write: &Write) -> Result<u64, Refused> {
+    let request = || Request::new(DynamicObject::url_path(&object::resource(), Some(&name.0)));
+    if let Some((version, status)) = &write.first {
+        let metadata = json!({"namespace": name.0, "name": name.1, "resourceVersion": version.to_string()});
+        let types = object::resource();
+        let whole =
+            json!({"apiVersion": types.api_version, "kind": types.kind, "metadata": metadata, "status": status});
+        let put = request().replace_subresource("status", &name.1, &PostParams::default(), whole.to_string().into());
+        // One that is another by now gets what is written over anything.
+        if let Ok(version) = send(client, put).await {
+            return Ok(version);
+        }
+    }
+    let how = PatchParams::default();
+    insist(|| send(client, request().patch_subresource("status", &name.1, &how, &Patch::Merge(&write.patch)))).await
+}
+
+async fn send(
+    client: &Client,
+    request: Result<http::Request<Vec<u8>>, kube::core::request::Error>,
+) -> kube::Result<u64> {
     #[derive(Deserialize)]
     struct Answer {
         metadata: Metadata,
@@ -37,9 +69,6 @@ pub(super) async fn write_status(client: &Client, name: &Name, patch: &Value) ->
     struct Metadata {
         resource_version: Option<String>,
     }
-    let path = DynamicObject::url_path(&object::resource(), Some(&name.0));
-    let request =
-        Request::new(path).patch_subresource("status", &name.1, &PatchParams::default(), &Patch::Merge(patch));
     let mut request = request.map_err(kube::Error::BuildRequest)?;
     let small = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
     request.headers_mut().insert(http::header::ACCEPT, http::HeaderValue::from_static(small));

@@ -81,6 +81,11 @@ impl Written {
         }
     }
 
+    /// Whether nothing was written, which takes a condition at least.
+    pub(super) fn is_nothing(&self) -> bool {
+        self.since.iter().all(Option::is_none)
+    }
+
     /// Whether the job has ended by what was written.
     pub(super) fn is_over(&self) -> bool {
         matches!(self.phase, Some(PhaseWord::Succeeded | PhaseWord::Failed | PhaseWord::Cancelled))

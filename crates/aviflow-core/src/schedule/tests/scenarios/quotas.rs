@@ -210,3 +210,24 @@ proptest! {
         }
     }
 }
+
+/// To stop it would take as long as to let it end.
+#[test]
+fn who_ends_within_his_grace_is_not_interrupted() {
+    for (at, ends) in [(540, false), (590, true)] {
+        let mut w = cluster(1, &[("a", 8), ("b", 0)]);
+        w.submit(job("b1", 8).queue("b").exactly(10).grace(30)).seconds(at);
+        w.submit(job("a1", 8).queue("a"));
+        assert_eq!((w.evictions("b1"), w.phase("b1")), (1, if ends { "Running" } else { "Suspending" }), "at {at} s");
+        w.minutes(2);
+        see(&mut w, if ends { "a1 runs, b1 succeeded" } else { "a1 runs, b1 waits" });
+    }
+    // It was expected to end, and does not: its grace is all that it gets.
+    let mut w = cluster(1, &[("a", 8), ("b", 0)]);
+    (0..20).for_each(|_| w.s.history.ran(8, Span::seconds(20), None));
+    w.submit(job("b1", 8).queue("b").grace(30)).seconds(10);
+    w.submit(job("a1", 8).queue("a")).seconds(29);
+    assert_eq!(w.phase("b1"), "Running");
+    w.seconds(2);
+    assert_eq!(w.phase("b1"), "Suspending");
+}

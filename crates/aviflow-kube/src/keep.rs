@@ -1,5 +1,6 @@
 //! Keeping others away from GPUs that are promised to a gang: by a taint where all of a node's are, else by a pod
-//! that holds them in the gang's stead.
+//! that holds them in the gang's stead. Where an administrator says that nobody else uses a pool's GPUs, nothing needs
+//! to be kept.
 //!
 //! A placeholder goes when the gang's pods are there already: of all that wait, kube-scheduler takes those of the
 //! highest priority first, and job pods are above what has none. Invariant: what is kept of a node is a level; it is
@@ -42,7 +43,7 @@ impl Taints {
 /// What is kept, and what is there to keep it.
 #[derive(Debug, Default)]
 pub(crate) struct Keeping {
-    wanted: BTreeMap<String, Kept>,
+    said: BTreeMap<String, Kept>,
     tainted: BTreeMap<String, Taints>,
     /// GPUs of the placeholder of each node.
     holders: BTreeMap<String, u32>,
@@ -53,22 +54,27 @@ pub(crate) struct Keeping {
 impl Keeping {
     /// A term begins: nothing is kept but what is said now.
     pub(crate) fn begin(&mut self) {
-        self.wanted.clear();
+        self.said.clear();
         self.told = true;
     }
 
     /// Says what is kept of a node.
     pub(crate) fn set(&mut self, node: &str, gpus: u32, whole: bool) {
         if gpus == 0 {
-            self.wanted.remove(node);
+            self.said.remove(node);
         } else {
-            self.wanted.insert(node.to_owned(), Kept { gpus, whole });
+            self.said.insert(node.to_owned(), Kept { gpus, whole });
         }
     }
 
+    /// What is to be kept of a node that is shared with others, or is not.
+    fn wanted(&self, node: &str, shared: bool) -> Option<&Kept> {
+        self.said.get(node).filter(|_| shared)
+    }
+
     /// Whether a node must get the taint, or lose it.
-    fn taint(&self, node: &str) -> Option<bool> {
-        let wanted = self.wanted.get(node).is_some_and(|k| k.whole);
+    fn taint(&self, node: &str, shared: bool) -> Option<bool> {
+        let wanted = self.wanted(node, shared).is_some_and(|k| k.whole);
         let is = self.tainted.get(node)?.ours;
         (self.told && wanted != is).then_some(wanted)
     }
@@ -79,8 +85,8 @@ impl Keeping {
     }
 
     /// How many GPUs the placeholder of a node must hold, if another number than it does.
-    fn holder(&self, node: &str) -> Option<u32> {
-        let wanted = self.wanted.get(node).filter(|k| !k.whole).map_or(0, |k| k.gpus);
+    fn holder(&self, node: &str, shared: bool) -> Option<u32> {
+        let wanted = self.wanted(node, shared).filter(|k| !k.whole).map_or(0, |k| k.gpus);
         let is = self.holders.get(node).copied().unwrap_or(0);
         (self.told && wanted != is).then_some(wanted)
     }
@@ -136,14 +142,15 @@ impl Body {
 
     /// Changes what differs from what is wanted.
     pub(crate) fn keep(&mut self, node: &str) {
-        if let Some(taint) = self.keeping.taint(node) {
+        let shared = self.books.profile_of(node).is_none_or(|p| p.kubernetes.shared);
+        if let Some(taint) = self.keeping.taint(node, shared) {
             let Some(known) = self.keeping.tainted.get_mut(node) else { return };
             known.ours = taint;
             let (api, name) = (Api::<Node>::all(self.config.client.clone()), node.to_owned());
             let known = known.clone();
             tokio::spawn(async move { put_taint(&api, &name, taint, known).await });
         }
-        if let Some(gpus) = self.keeping.holder(node) {
+        if let Some(gpus) = self.keeping.holder(node, shared) {
             let Some(resource) = self.books.profile_of(node).map(|p| p.kubernetes.gpu_resource.clone()) else { return };
             let there = self.keeping.holders.contains_key(node);
             self.keeping.holders.insert(node.to_owned(), gpus);
@@ -199,17 +206,23 @@ mod tests {
     fn what_is_kept_is_a_level() {
         let mut keeping = Keeping::default();
         keeping.tainted.insert("a".into(), Taints { ours: true, ..Taints::default() });
-        assert_eq!(keeping.taint("a"), None, "of an earlier term, until this one has spoken");
+        assert_eq!(keeping.taint("a", true), None, "of an earlier term, until this one has spoken");
         keeping.begin();
-        assert_eq!(keeping.taint("a"), Some(false));
+        assert_eq!(keeping.taint("a", true), Some(false));
         keeping.set("a", 8, true);
-        assert_eq!((keeping.taint("a"), keeping.holder("a")), (None, None));
+        assert_eq!((keeping.taint("a", true), keeping.holder("a", true)), (None, None));
         keeping.set("a", 3, false);
-        assert_eq!((keeping.taint("a"), keeping.holder("a")), (Some(false), Some(3)));
+        assert_eq!((keeping.taint("a", true), keeping.holder("a", true)), (Some(false), Some(3)));
+        assert_eq!(
+            (keeping.taint("a", false), keeping.holder("a", false)),
+            (Some(false), None),
+            "nobody else is there"
+        );
         keeping.holders.insert("a".into(), 3);
-        assert_eq!(keeping.holder("a"), None);
+        assert_eq!(keeping.holder("a", false), Some(0), "nobody else is there any more");
+        assert_eq!(keeping.holder("a", true), None);
         keeping.set("a", 0, false);
-        assert_eq!(keeping.holder("a"), Some(0));
-        assert_eq!(keeping.taint("b"), None, "a node that is not there");
+        assert_eq!(keeping.holder("a", true), Some(0));
+        assert_eq!(keeping.taint("b", true), None, "a node that is not there");
     }
 }

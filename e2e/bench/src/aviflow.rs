@@ -12,8 +12,9 @@ use anyhow::{Context as _, Result, bail, ensure};
 use aviflow_testcluster::{Cluster, until};
 use futures_util::StreamExt as _;
 use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, PostParams, WatchParams};
-use kube::core::WatchEvent;
+use kube::core::{NotUsed, Object, WatchEvent};
 use kube::{Client, config};
+use serde::Deserialize;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -120,7 +121,7 @@ fn node(cluster: &Cluster, name: &str, leaf: usize, gpus: u32) -> Result<()> {
     Ok(())
 }
 
-/// The documents of an administrator: queues, and a pool where leaves count.
+/// The documents of an administrator: queues, and a pool.
 fn documents(scenario: &Scenario) -> Vec<Value> {
     let object = |kind: &str, name: &str, spec: Value| json!({"apiVersion": "aviflow.dev/v1alpha1", "kind": kind, "metadata": {"name": name}, "spec": spec});
     let mut all = Vec::new();
@@ -133,10 +134,12 @@ fn documents(scenario: &Scenario) -> Vec<Value> {
         let quotas = json!({"H100": {"guarantee": scenario.guarantee, "limit": scenario.limit}});
         all.push(object("Queue", &queue, json!({"parent": parent, "quotas": quotas})));
     }
-    if scenario.topology {
-        let spec = json!({"topology": {"levels": ["leaf"]}, "kubernetes": {"topologyKeys": [LEAF]}});
-        all.push(object("Pool", "hgx", spec));
-    }
+    // Nobody else uses the nodes, and Kueue keeps nothing from others either.
+    let spec = match scenario.topology {
+        true => json!({"topology": {"levels": ["leaf"]}, "kubernetes": {"topologyKeys": [LEAF], "shared": false}}),
+        false => json!({"kubernetes": {"shared": false}}),
+    };
+    all.push(object("Pool", "hgx", spec));
     all
 }
 
@@ -231,6 +234,14 @@ pub fn run(cluster: &Cluster, scenario: &Scenario, options: &Options<'_>) -> Res
     })
 }
 
+/// Of an object what is looked at: this program runs beside what it measures.
+type Seen = Object<NotUsed, Status>;
+
+#[derive(Clone, Debug, Default, Deserialize)]
+struct Status {
+    phase: Option<String>,
+}
+
 /// What was seen from outside.
 struct Ran {
     /// When each object was made, in milliseconds since 1970.
@@ -251,7 +262,7 @@ async fn submit_and_watch(cluster: &Cluster, scenario: &Scenario, plane: &mut Pl
         }
     }
     drop(sender);
-    let all: Api<DynamicObject> = Api::all_with(client, &resource("TrainingJob", "trainingjobs"));
+    let all: Api<Seen> = Api::all_with(client, &resource("TrainingJob", "trainingjobs"));
     let mut version = "0".to_owned();
     let mut events = all.watch(&WatchParams::default().timeout(290), &version).await?.boxed();
     let (mut created, mut over) = (BTreeMap::new(), BTreeSet::new());
@@ -272,12 +283,12 @@ async fn submit_and_watch(cluster: &Cluster, scenario: &Scenario, plane: &mut Pl
             event = events.next() => match event {
                 Some(Ok(WatchEvent::Added(object) | WatchEvent::Modified(object))) => {
                     version = object.metadata.resource_version.clone().unwrap_or_default();
-                    let phase = object.data["status"]["phase"].as_str().unwrap_or_default();
-                    match phase {
+                    let phase = object.status.unwrap_or_default().phase.unwrap_or_default();
+                    match phase.as_str() {
                         "Succeeded" => {
                             over.insert((object.metadata.namespace, object.metadata.name));
                         }
-                        "Failed" | "Cancelled" => bail!("a job is {phase}: {}", object.data["status"]),
+                        "Failed" | "Cancelled" => bail!("{:?} is {phase}", object.metadata.name),
                         _ => {}
                     }
                 }

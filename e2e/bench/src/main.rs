@@ -14,7 +14,7 @@ mod workload;
 use anyhow::{Context as _, Result, bail};
 use aviflow_testcluster::{Cluster, Options};
 use report::Side;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
 use workload::Scenario;
@@ -36,7 +36,8 @@ fn main() -> ExitCode {
 
 fn run(args: &[String]) -> Result<()> {
     let [what, program, folder, rest @ ..] = args else { bail!("{USAGE}") };
-    let (program, folder) = (PathBuf::from(program), PathBuf::from(folder));
+    // What is started has other working directories.
+    let (program, folder) = (std::path::absolute(program)?, std::path::absolute(folder)?);
     match what.as_str() {
         "kueue" => {
             let (mut only, mut limit, mut scenario) = (None, None, &workload::BASELINE);

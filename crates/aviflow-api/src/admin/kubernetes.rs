@@ -48,7 +48,8 @@ pub struct KubernetesSpec {
     /// The PriorityClass of pods.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub priority_class: Option<String>,
-    /// Whether other workloads may run on its nodes. Without, claims hold by a taint on whole nodes.
+    /// Whether other workloads may use GPUs of its nodes: then what is promised to a job is kept from them, on whole
+    /// nodes by a taint, else by a pod that holds it.
     pub shared: bool,
     /// Folders of the nodes that jobs may mount as data, with what is below them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -82,7 +83,7 @@ impl Default for KubernetesSpec {
             runtime_class: None,
             tolerations: Vec::new(),
             priority_class: None,
-            shared: false,
+            shared: true,
             host_paths: Vec::new(),
             buckets: BTreeMap::new(),
             storage: None,

@@ -1,6 +1,6 @@
 //! The four kinds: how each is called, what its schema adds to the description, what `kubectl get` shows.
 
-use super::rules::{add, rule};
+use super::rules::{add, once, rule};
 use super::schema::{field, object, of_type};
 use super::status::{EnvironmentStatus, PoolStatus, QueueStatus, TrainingJobStatus};
 use super::{GROUP, VERSION};
@@ -138,6 +138,8 @@ pub fn training_job() -> Json {
             .at(".spec.after"),
         ],
     );
+    // The admission policy refuses a changed spec.
+    once(&mut schema);
     let names = Names {
         kind: "TrainingJob",
         plural: "trainingjobs",

@@ -97,7 +97,7 @@ pub static KUBERNETES: Object = Object {
         field("runtimeClass", Text(&OBJECT_NAME), "The RuntimeClass of pods.").eg(&["\"nvidia\""]),
         field("tolerations", List(&Keys(&TOLERATION), 0), "Taints that pods tolerate.").most(32),
         field("priorityClass", Text(&OBJECT_NAME), "The PriorityClass of pods.").eg(&["\"aviflow-jobs\""]),
-        field("shared", Bool, "Whether other workloads may run on its nodes, too. Claims then hold by placeholder pods; else by a taint on whole nodes.").default("false"),
+        field("shared", Bool, "Whether other workloads may use GPUs of its nodes, too: then what is promised to a job is kept from them, on whole nodes by a taint, else by a pod that holds it.").default("true"),
         field("hostPaths", List(&Text(&f::ABSOLUTE), 0), "Folders of the nodes that jobs may mount as data, with what is below them. Without it, none.")
             .eg(&["[\"/mnt/datasets\"]"])
             .most(64),

@@ -1,8 +1,16 @@
-//! From facts to findings: what is wrong with a running gang, and who is the culprit.
+//! From facts to findings to actions: what is wrong with a running gang, who is the culprit, and what is done about it.
+//!
+//! ```text
+//! facts of ranks, nodes, GPUs ──▶ Watch ──▶ News (findings) ──▶ decide(&Situation) ──▶ Decision
+//!                                  │ next_deadline()                    │
+//!                                  ▼                                    ▼
+//!                             Watch::tick                     Quarantine::note, the job's Past
+//! ```
 //!
 //! The engine keeps one [`Watch`] for each running job, tells it each [`Fact`], and asks it again at its
-//! [`Watch::next_deadline`]; there is no polling. What belongs to a pool and outlives jobs is in [`xid::Xids`] and
-//! [`links::Links`].
+//! [`Watch::next_deadline`]; there is no polling. What belongs to a pool and outlives jobs is in [`xid::Xids`],
+//! [`links::Links`] and [`quarantine::Quarantine`]; what outlives attempts of one job is its [`decide::Past`], and how
+//! often it should save itself follows from [`interval`].
 //!
 //! Nothing here does anything, knows a clock or reads a text beyond the last lines of a rank that ended.
 //!
@@ -15,6 +23,7 @@
 //! | `numbers.rs`, `straggler.rs` | losses that are none, or jump; slow ranks |
 //! | `culprit.rs` | the rank to name |
 //! | `watch.rs` | all of these for one gang |
+//! | `decide.rs`, `quarantine.rs`, `interval.rs` | what is done; what is kept from work; how often to save |
 //!
 //! Invariants: a fact costs O(1), apart from the comparison of all ranks at the end of a window of 128 steps and once
 //! at a hang; memory is bounded by the number of ranks, see [`Watch`]; the same facts give the same findings.
@@ -22,12 +31,15 @@
 #[cfg(test)]
 mod chance;
 pub mod culprit;
+pub mod decide;
 pub mod fault;
 pub mod hang;
+pub mod interval;
 pub mod links;
 pub mod numbers;
 mod pairs;
 pub mod power;
+pub mod quarantine;
 pub mod said;
 pub mod sketch;
 pub mod straggler;

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct RankFacts {
-    /// Its highest step.
+    /// Its last step.
     pub step: Option<u64>,
     /// The number of the last collective that it entered, of one process group all ranks are in.
     pub collective: Option<u64>,

@@ -161,6 +161,14 @@ impl Hang {
         self.stage = Stage::Fine;
     }
 
+    /// The ranks had made steps before anybody looked, as after a restart of the control plane.
+    pub fn resumed(&mut self, at: Time) {
+        self.started(at);
+        self.state = State::Training;
+        self.tells_steps = true;
+        self.disturbed = true;
+    }
+
     /// The job is known to tell its steps, from an earlier attempt.
     pub fn tells_steps(&mut self) {
         self.tells_steps = true;
@@ -179,6 +187,7 @@ impl Hang {
         }
         self.step = Some(step);
         self.tells_steps = true;
+        let at = at.max(self.since);
         if self.state == State::Training && self.seen >= 1 && !self.disturbed {
             let took = at.since(self.since);
             let other = self.active.is_some();
@@ -199,6 +208,13 @@ impl Hang {
         true
     }
 
+    /// A rank counts its steps anew, as some trainings do in each epoch of their data: lower ones than before follow.
+    pub fn counts_anew(&mut self, at: Time) {
+        self.step = None;
+        self.disturbed = true;
+        self.active(at);
+    }
+
     /// The last step was made, or a rank has ended as it should.
     pub fn finishing(&mut self, at: Time) {
         if matches!(self.state, State::Loading | State::Training) {
@@ -208,6 +224,7 @@ impl Hang {
     }
 
     /// A line of output that tells no step, or another sign that something goes on: data is loaded, an evaluation runs.
+    /// Where there are many, one a second is enough.
     pub fn active(&mut self, at: Time) {
         if self.state != State::Stopped && at >= self.since {
             self.active = self.active.max(Some(at));
@@ -228,7 +245,7 @@ impl Hang {
     pub fn checkpoint_over(&mut self, at: Time) {
         if let Some(begun) = self.checkpoint.take() {
             self.longest_checkpoint = self.longest_checkpoint.max(at.since(begun));
-            self.begin(at);
+            self.begin(at.max(self.since));
             self.disturbed = true;
         }
     }
@@ -283,7 +300,8 @@ impl Hang {
     /// Whether steps were seen in this epoch, and neither a checkpoint nor an evaluation explains that none comes.
     #[must_use]
     pub fn between_steps(&self) -> bool {
-        self.state == State::Training && self.checkpoint.is_none() && self.active.is_none() && !self.deaf
+        let alone = self.active.is_none() || self.lines > USUAL;
+        self.state == State::Training && self.checkpoint.is_none() && alone && !self.deaf
     }
 
     /// The p99 of the time between two reports of steps, at most 9% too high; none before there are some.

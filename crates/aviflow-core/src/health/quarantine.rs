@@ -196,7 +196,8 @@ impl Quarantine {
     /// What of the budget keeps a node from being taken, if anything does.
     fn limit(&self, before: Option<&Kept>, kept: &Kept, pool: Pool, rules: &Rules) -> Option<String> {
         let taken = u32::try_from(self.kept.len()).unwrap_or(u32::MAX);
-        let budget = rules.nodes.min((u64::from(pool.nodes) * u64::from(rules.percent) / 100).max(1) as u32);
+        let share = u64::from(pool.nodes) * u64::from(rules.percent) / 100;
+        let budget = rules.nodes.min(u32::try_from(share.max(1)).unwrap_or(u32::MAX));
         if before.is_none() && taken >= budget {
             return Some(format!(
                 "{taken} of {} nodes are quarantined, which is all that may be; check it, or cordon it yourself",
@@ -239,7 +240,7 @@ fn due(seen: &VecDeque<Seen>, fault: &Seen, rules: &Rules) -> Option<(Option<u32
         return Some((gpu, format!("{} for the {}", fault.kind, nth(same))));
     }
     let all = blamed().count();
-    count(all).then(|| (None, format!("{} faults within {}, the last a {}", all, rules.within, fault.kind)))
+    count(all).then(|| (None, format!("{} faults within {}, the last of them: {}", all, rules.within, fault.kind)))
 }
 
 fn nth(n: usize) -> String {

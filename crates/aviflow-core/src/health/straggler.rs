@@ -76,7 +76,7 @@ impl Lane {
         self.step = step;
         let group = usize::try_from(step % WINDOW).unwrap_or(0) / GROUP;
         self.sums[group] = self.sums[group].saturating_add(u32::try_from(micros).unwrap_or(u32::MAX));
-        self.counts[group] += 1;
+        self.counts[group] = self.counts[group].saturating_add(1);
     }
 }
 
@@ -135,6 +135,10 @@ impl Stragglers {
         if !self.known(rank, ranks) {
             return slow;
         }
+        // What is late by more than a window is not late: steps are counted anew.
+        if window + 1 < self.window {
+            self.anew();
+        }
         let lane = &mut self.lanes[rank as usize];
         if lane.window > window || (lane.window == window && step <= lane.step) {
             return slow;
@@ -164,6 +168,13 @@ impl Stragglers {
             lane.add(step, micros);
         }
         slow
+    }
+
+    /// Steps are counted from the beginning again: only the roles stay.
+    fn anew(&mut self) {
+        let fresh = |lane: &Lane| Lane { role: lane.role, ..Lane::default() };
+        let lanes = self.lanes.iter().map(fresh).collect();
+        *self = Stragglers { lanes, ..Stragglers::default() };
     }
 
     fn known(&mut self, rank: u32, ranks: u32) -> bool {

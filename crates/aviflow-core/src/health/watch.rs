@@ -233,11 +233,17 @@ impl Watch {
         (self.judged_at, self.judged, self.stopping, self.stage) = (None, false, false, Stage::Fine);
     }
 
+    /// After [`Watch::started`], that the ranks had made steps before this control plane looked.
+    pub fn resumed(&mut self, now: Time) {
+        self.hang.resumed(now);
+    }
+
     /// Takes a fact in that happened at `at` and is known since `now`.
     pub fn fact(&mut self, fact: &Fact, at: Time, now: Time, settings: &Settings) -> Vec<News> {
         let mut news = Vec::new();
         let at = at.min(now);
         match fact {
+            Fact::Step { rank, .. } if *rank >= self.size() => {}
             Fact::Step { rank, step, total, loss, own_micros } => {
                 self.step(*rank, *step, at, settings, &mut news);
                 if let Some(reading) = loss {
@@ -376,7 +382,9 @@ impl Watch {
 
     fn step(&mut self, rank: u32, step: u64, at: Time, settings: &Settings, news: &mut Vec<News>) {
         let Some(known) = self.ranks.get_mut(rank as usize) else { return };
-        known.step = known.step.max(Some(step));
+        if known.step.replace(step).is_some_and(|last| step < last) {
+            self.hang.counts_anew(at);
+        }
         // What its stack was before says nothing of where it is now.
         known.stack = None;
         if self.hang.step(step, at) {

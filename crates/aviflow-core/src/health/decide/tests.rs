@@ -141,6 +141,15 @@ fn what_only_slows_stops_nothing_and_what_cannot_help_is_not_tried() {
 }
 
 #[test]
+fn a_decision_can_be_stored() {
+    for action in [Nothing, Replace { node: None }, ResetGpu { node: NODE, gpu: Some(2) }, Stop] {
+        let decision = Decision { action, ..decide(&situation(Kind::Exit, &Past::default())) };
+        let text = serde_json::to_string(&decision).expect("writes");
+        assert_eq!(serde_json::from_str::<Decision>(&text).expect("reads"), decision, "{text}");
+    }
+}
+
+#[test]
 fn a_decision_says_why() {
     let mut past = Past::default();
     let first = situation(Kind::GpuOutOfMemory, &past);

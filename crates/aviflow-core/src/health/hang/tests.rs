@@ -279,6 +279,27 @@ fn the_late_and_the_twice_heard_changes_nothing() {
 }
 
 #[test]
+fn whoever_looks_anew_waits_a_little_longer() {
+    let mut hang = Hang::default();
+    hang.resumed(Time(0));
+    assert_eq!(hung_after(&hang, Time(0)), Some(300), "how long its steps take is not known");
+    let (mut hang, last) = steady(400);
+    hang.resumed(last);
+    assert_eq!(hung_after(&hang, last), Some(300));
+    let p99 = hang.p99();
+    hang.step(400, last + Span::seconds(100));
+    assert_eq!(hang.p99(), p99, "the time until then was no step");
+}
+
+#[test]
+fn steps_may_be_counted_anew() {
+    let (mut hang, last) = steady(400);
+    hang.counts_anew(last + Span::seconds(1));
+    assert!(hang.step(1, last + Span::seconds(2)) && hang.step(2, last + Span::seconds(3)));
+    assert_eq!(hung_after(&hang, last), Some(33));
+}
+
+#[test]
 fn who_has_made_the_last_step_makes_no_more() {
     let (mut hang, last) = steady(400);
     hang.finishing(last);

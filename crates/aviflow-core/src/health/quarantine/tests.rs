@@ -30,7 +30,10 @@ fn what_fails_again_within_a_day_is_kept_from_work() {
     assert_eq!(note(&mut q, fault(2, Blame::Node, 1)), Outcome::Noted, "another node");
     assert_eq!(note(&mut q, fault(1, Blame::Node, 25)), Outcome::Noted, "a day later");
     let outcome = note(&mut q, fault(1, Blame::Network, 26));
-    assert_eq!(outcome, Outcome::Quarantined { reason: "2 faults within 1d, the last a link errors".to_owned() });
+    assert_eq!(
+        outcome,
+        Outcome::Quarantined { reason: "2 faults within 1d, the last of them: link errors".to_owned() }
+    );
     assert_eq!(note(&mut q, fault(1, Blame::Node, 27)), Outcome::Already);
     assert_eq!(q.of(NodeId(1), Slots::first(8)), Slots::first(8));
     assert_eq!(q.of(NodeId(2), Slots::first(8)), Slots::NONE);

@@ -171,6 +171,24 @@ fn who_is_not_heard_does_not_hang() {
     assert_eq!(w.found(back), [(Kind::Hang, None, 30)]);
 }
 
+#[test]
+fn a_training_that_counts_its_steps_anew_does_not_hang() {
+    let mut w = World::new(1, Settings::default());
+    for _ in 0..3 {
+        for n in 1..=50 {
+            w.pass(1000);
+            // One rank is behind the others, and its last step before comes after their first.
+            (0..7).for_each(|rank| w.fact(step(rank, n)));
+            let behind = if n == 1 { 50 } else { n - 1 };
+            w.fact(step(7, behind));
+        }
+    }
+    let last = w.now;
+    assert_eq!(w.news, []);
+    w.pass(60_000);
+    assert_eq!(w.found(last).first().map(|f| (f.0, f.2)), Some((Kind::Hang, 30)));
+}
+
 /// Makes a gang have a fault of a class; none for those that are no fault of a gang by themselves.
 fn inject(w: &mut World, kind: Kind) -> Option<()> {
     let loss = |step, loss| Fact::Step { rank: 0, step, total: None, loss: Some(loss), own_micros: None };

@@ -3,7 +3,7 @@
 //! Losses come as [`Reading`]s in millionths: who reads them from a training's words rounds them. One watch follows
 //! one rank's losses, the lowest that tells any; where all ranks log, the others tell the same or only their share.
 //!
-//! A spike is a loss above the median of the last [`WINDOW`] by more than eight standard deviations, estimated from
+//! A spike is a loss above the median of the last 64 by more than eight standard deviations, estimated from
 //! their median absolute deviation, and by more than a fifth of the median, in [`SPIKE`] readings in a row. So neither
 //! the falling loss of a warm-up nor a loss that always was noisy is one, nor a single odd batch. A loss that stays
 //! there for a whole window is the new one.

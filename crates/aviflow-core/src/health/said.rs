@@ -1,7 +1,7 @@
 //! What the last lines of a rank say of why it ended.
 //!
 //! The words are those that PyTorch, NCCL, Gloo, JAX, the C library and the kernel print. They are looked for as they
-//! stand, in at most [`LINES`] lines of at most [`LINE`] bytes each, whatever else stands there.
+//! stand, in at most 64 lines of at most 4 KiB each, whatever else stands there.
 
 use super::fault::Kind;
 

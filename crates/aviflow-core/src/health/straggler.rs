@@ -4,7 +4,7 @@
 //! is. What is compared is the time that a rank computed before it entered the collective, over windows of [`WINDOW`]
 //! steps that are the same for all ranks: what varies with the batch varies for all, or evens out.
 //!
-//! A window has [`GROUPS`] groups of steps. In each, a rank's mean is taken as a share of the median of all ranks', and
+//! A window has 16 groups of steps. In each, a rank's mean is taken as a share of the median of all ranks', and
 //! of these shares the median counts, which a few odd steps do not move (a garbage collection, a page fault). A rank is
 //! slow if that is above 1 by more than all of
 //! - `least`, in thousandths;

@@ -1,0 +1,314 @@
+use super::*;
+use crate::health::fault::{Blame, FAULTS};
+use crate::health::xid::Xids;
+
+/// A gang of `nodes` nodes with 8 ranks each that has made 400 steps of one second, and what is told of it.
+struct World {
+    watch: Watch,
+    settings: Settings,
+    now: Time,
+    step: u64,
+    news: Vec<(Time, News)>,
+}
+
+impl World {
+    fn new(nodes: u32, settings: Settings) -> World {
+        let mut w = World { watch: Watch::default(), settings, now: Time(0), step: 0, news: Vec::new() };
+        w.watch.started((0..nodes).map(NodeId).collect(), 8, false, w.now);
+        w.steps(400);
+        assert_eq!(w.news, [], "healthy");
+        w
+    }
+
+    fn fact(&mut self, fact: Fact) {
+        let news = self.watch.fact(&fact, self.now, self.now, &self.settings);
+        self.news.extend(news.into_iter().map(|n| (self.now, n)));
+    }
+
+    fn pass(&mut self, ms: i64) {
+        let until = self.now + Span(ms);
+        while let Some(at) = self.watch.next_deadline(&self.settings).filter(|at| *at <= until) {
+            self.now = at;
+            let news = self.watch.tick(at, &self.settings);
+            assert!(!news.is_empty(), "woken for nothing");
+            self.news.extend(news.into_iter().map(|n| (at, n)));
+        }
+        self.now = until;
+    }
+
+    fn steps(&mut self, n: u64) {
+        for _ in 0..n {
+            self.pass(1000);
+            self.step += 1;
+            for rank in 0..self.watch.size() {
+                self.fact(step(rank, self.step));
+            }
+        }
+    }
+
+    fn exits(&mut self, rank: u32, code: i32, line: &str) {
+        let last_lines = vec![line.to_owned()];
+        self.fact(Fact::Exited { rank, code, signal: None, stopping: false, out_of_memory: false, last_lines });
+    }
+
+    /// What was found: the kind, the rank, and the seconds since `since`.
+    fn found(&self, since: Time) -> Vec<(Kind, Option<u32>, i64)> {
+        let found = self.news.iter().filter_map(|(at, news)| match news {
+            News::Found(f) => Some((f.kind, f.rank, at.since(since).0 / 1000)),
+            News::TakeStacks | News::Suspected(_) | News::Over(_) => None,
+        });
+        found.collect()
+    }
+}
+
+fn step(rank: u32, step: u64) -> Fact {
+    Fact::Step { rank, step, total: None, loss: None, own_micros: None }
+}
+
+const PEER: &str =
+    "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:22110";
+const MEMORY: &str = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.";
+
+#[test]
+fn a_hang_names_the_rank_whose_stack_differs() {
+    let mut w = World::new(2, Settings::default());
+    let last = w.now;
+    w.pass(21_000);
+    assert_eq!(w.news, [(last + Span::seconds(20), News::TakeStacks)], "before it is a hang");
+    for rank in 0..16 {
+        w.fact(Fact::Stack { rank, stack: u64::from(rank == 11) });
+    }
+    w.pass(60_000);
+    assert_eq!(w.found(last), [(Kind::Hang, Some(11), 30)]);
+    let Some((_, News::Found(hang))) = w.news.last() else { panic!() };
+    assert_eq!((hang.node, hang.because, hang.at), (Some(NodeId(1)), Some(Because::OtherStack), last));
+    assert_eq!(hang.detail, "no step for 30s: 99 of 100 steps take at most 1s, and 30s is waited");
+    assert_eq!(w.watch.next_deadline(&w.settings), None, "it is not asked for ever");
+    w.steps(1);
+    assert_eq!(w.news.last().expect("one").1, News::Over(Kind::Hang), "nobody acted, and it went on");
+}
+
+#[test]
+fn an_explicit_fault_is_found_at_once_and_its_echo_is_not() {
+    let mut w = World::new(2, Settings::default());
+    let last = w.now;
+    w.exits(3, 1, MEMORY);
+    w.exits(4, 1, PEER);
+    w.pass(60_000);
+    assert_eq!(w.found(last), [(Kind::GpuOutOfMemory, Some(3), 0)]);
+    // Who noticed is heard first.
+    let mut w = World::new(2, Settings::default());
+    let last = w.now;
+    w.exits(4, 1, PEER);
+    w.pass(1000);
+    w.exits(3, 1, MEMORY);
+    w.pass(60_000);
+    assert_eq!(w.found(last), [(Kind::GpuOutOfMemory, Some(3), 1)]);
+    // Whom they lost says nothing.
+    let mut w = World::new(2, Settings::default());
+    let last = w.now;
+    w.exits(4, 1, PEER);
+    w.pass(1000);
+    w.exits(5, 1, PEER);
+    w.pass(60_000);
+    assert_eq!(w.found(last), [(Kind::PeerLost, Some(4), 3)], "a decision within 5 s");
+    // It says it later.
+    w.exits(9, 139, "");
+    assert_eq!(w.found(last).last(), Some(&(Kind::Signal, Some(9), 61)));
+}
+
+#[test]
+fn who_is_stopped_has_not_failed_and_who_is_done_does_not_hang() {
+    let mut w = World::new(1, Settings::default());
+    w.fact(Fact::Stopping);
+    w.exits(0, 1, PEER);
+    w.exits(1, 143, "");
+    w.pass(10_000_000);
+    assert_eq!(w.news, []);
+    let mut w = World::new(1, Settings::default());
+    w.exits(0, 0, "done");
+    w.pass(600_000);
+    assert_eq!(w.news, [], "the others end when they end");
+    let mut w = World::new(1, Settings::default());
+    w.fact(Fact::Step { rank: 0, step: 401, total: Some(401), loss: None, own_micros: None });
+    w.pass(600_000);
+    assert_eq!(w.news, [], "results are saved after the last step");
+}
+
+#[test]
+fn the_driver_explains_what_ranks_say() {
+    for (number, asks, blame) in [(48, Asks::Cordon, Blame::Node), (31, Asks::RestartApplication, Blame::Application)] {
+        let mut w = World::new(2, Settings { off: [Kind::Hang].into(), ..Settings::default() });
+        let xid = Xid { number, node: NodeId(1), gpu: Some(2), verdict: None };
+        let judged = Xids::default().judge(&xid, w.now, &BTreeSet::new());
+        w.fact(Fact::Xid { xid, judged });
+        w.fact(Fact::Xid { xid, judged });
+        w.fact(Fact::Xid { xid: Xid { node: NodeId(7), ..xid }, judged });
+        w.pass(2000);
+        w.exits(11, 1, "RuntimeError: CUDA error: an illegal memory access was encountered");
+        let found: Vec<&Finding> =
+            w.news.iter().filter_map(|(_, n)| if let News::Found(f) = n { Some(f) } else { None }).collect();
+        let [first, exit] = found[..] else { panic!("{found:?}") };
+        assert_eq!((first.kind, first.asks, first.gpu), (Kind::Xid, Some(asks), Some(2)));
+        assert_eq!((exit.kind, exit.rank, exit.asks), (Kind::Cuda, Some(11), Some(asks)));
+        assert_eq!(judged.blame, blame);
+    }
+}
+
+#[test]
+fn who_is_not_heard_does_not_hang() {
+    let mut w = World::new(2, Settings::default());
+    w.fact(Fact::Heard { worker: 1, heard: false });
+    w.pass(600_000);
+    w.fact(Fact::Heard { worker: 9, heard: true });
+    w.pass(600_000);
+    assert_eq!(w.news, []);
+    let back = w.now;
+    w.fact(Fact::Heard { worker: 1, heard: true });
+    w.pass(29_000);
+    assert_eq!(w.found(back), []);
+    w.pass(600_000);
+    assert_eq!(w.found(back), [(Kind::Hang, None, 30)]);
+}
+
+#[test]
+fn a_training_that_counts_its_steps_anew_does_not_hang() {
+    let mut w = World::new(1, Settings::default());
+    for _ in 0..3 {
+        for n in 1..=50 {
+            w.pass(1000);
+            // One rank is behind the others, and its last step before comes after their first.
+            (0..7).for_each(|rank| w.fact(step(rank, n)));
+            let behind = if n == 1 { 50 } else { n - 1 };
+            w.fact(step(7, behind));
+        }
+    }
+    let last = w.now;
+    assert_eq!(w.news, []);
+    w.pass(60_000);
+    assert_eq!(w.found(last).first().map(|f| (f.0, f.2)), Some((Kind::Hang, 30)));
+}
+
+/// Makes a gang have a fault of a class; none for those that are no fault of a gang by themselves.
+fn inject(w: &mut World, kind: Kind) -> Option<()> {
+    let loss = |step, loss| Fact::Step { rank: 0, step, total: None, loss: Some(loss), own_micros: None };
+    match kind {
+        Kind::Exit => w.exits(3, 1, "ValueError"),
+        Kind::Signal => w.exits(3, 139, ""),
+        Kind::HostOutOfMemory => {
+            let (code, signal, last_lines) = (137, Some(9), Vec::new());
+            w.fact(Fact::Exited { rank: 3, code, signal, stopping: false, out_of_memory: true, last_lines });
+        }
+        Kind::GpuOutOfMemory => w.exits(3, 1, MEMORY),
+        Kind::Cuda => w.exits(3, 1, "CUDA error: unspecified launch failure"),
+        Kind::Nccl => {
+            w.exits(3, 1, "ncclSystemError: System call (e.g. socket, malloc) or external library call failed")
+        }
+        Kind::NcclTimeout => w.exits(3, 1, "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1"),
+        Kind::PeerLost => w.exits(3, 1, PEER),
+        Kind::Hang => w.pass(60_000),
+        Kind::BusyIdle => {
+            w.pass(9_000);
+            (0..8).for_each(|rank| w.fact(Fact::Gpu { rank, utilization: 100, power: 20 }));
+            w.pass(100_000);
+        }
+        Kind::NotANumber => {
+            w.fact(loss(1000, Reading::Micro(1)));
+            (1001..1010).for_each(|s| w.fact(loss(s, Reading::NotFinite)));
+        }
+        Kind::LossSpike => {
+            (1000..1100).for_each(|s| w.fact(loss(s, Reading::Micro(2_000_000))));
+            (1100..1110).for_each(|s| w.fact(loss(s, Reading::Micro(9_000_000))));
+        }
+        Kind::Straggler => {
+            for step in 1000..1600 {
+                for rank in 0..16 {
+                    let own_micros = Some(if rank == 3 { 1_200_000 } else { 1_000_000 + u64::from(rank) });
+                    w.fact(Fact::Step { rank, step, total: None, loss: None, own_micros });
+                }
+            }
+        }
+        Kind::DiskFull => w.fact(Fact::DiskFull { worker: 0 }),
+        Kind::Xid => {
+            let xid = Xid { number: 79, node: NodeId(0), gpu: Some(1), verdict: None };
+            let judged = Xids::default().judge(&xid, w.now, &BTreeSet::new());
+            w.fact(Fact::Xid { xid, judged });
+        }
+        Kind::LinkDown | Kind::LinkErrors => w.fact(Fact::Link { node: NodeId(0), kind }),
+        Kind::NodeLost => w.fact(Fact::NodeLost { worker: 0 }),
+        Kind::DeviceUnhealthy => w.fact(Fact::DeviceUnhealthy { node: NodeId(0), gpu: Some(3) }),
+        // It is in the past of several gangs: see `decide`.
+        Kind::CrashLoop => return None,
+    }
+    w.pass(5000);
+    Some(())
+}
+
+#[test]
+fn each_detector_finds_its_fault_and_none_does_without_it() {
+    for fault in &FAULTS {
+        let finds = |off: &[Kind]| {
+            let settings = Settings { off: off.iter().copied().collect(), ..Settings::default() };
+            let mut w = World::new(2, settings);
+            inject(&mut w, fault.kind)?;
+            Some(w.found(w.now).iter().any(|(kind, _, _)| *kind == fault.kind))
+        };
+        assert_eq!(finds(&[]), finds(&[]).map(|_| true), "{} is found", fault.name);
+        assert_eq!(finds(&[fault.kind]), finds(&[]).map(|_| false), "{} is not, switched off", fault.name);
+    }
+}
+
+#[test]
+fn full_utilization_at_idle_power_is_found_before_a_long_step_is_missed() {
+    let mut w = World::new(1, Settings::default());
+    // Steps of a minute from now on: a hang would be one after three.
+    for _ in 0..800 {
+        w.pass(60_000);
+        w.step += 1;
+        w.fact(step(0, w.step));
+    }
+    w.news.clear();
+    let last = w.now;
+    (0..8).for_each(|rank| w.fact(Fact::Gpu { rank, utilization: 100, power: 20 }));
+    w.pass(61_000);
+    assert_eq!(w.found(last).first().map(|f| (f.0, f.2)), Some((Kind::BusyIdle, 60)));
+    // An evaluation, of which lines tell, explains it.
+    w.steps(1);
+    w.news.clear();
+    w.fact(Fact::Active);
+    (0..8).for_each(|rank| w.fact(Fact::Gpu { rank, utilization: 100, power: 20 }));
+    w.pass(100_000);
+    assert_eq!(w.news, []);
+}
+
+#[test]
+fn a_watch_is_small_survives_and_forgets_nothing_that_it_needs() {
+    assert!(size_of::<RankFacts>() <= 64, "{}", size_of::<RankFacts>());
+    let mut w = World::new(2, Settings::default());
+    let text = serde_json::to_string(&w.watch).expect("writes");
+    let read: Watch = serde_json::from_str(&text).expect("reads");
+    assert_eq!(read, w.watch);
+    w.watch = read;
+    let last = w.now;
+    w.pass(60_000);
+    assert_eq!(w.found(last), [(Kind::Hang, None, 30)]);
+    assert_eq!(serde_json::from_str::<Watch>("{}").expect("reads"), Watch::default());
+}
+
+#[test]
+fn what_fits_nothing_is_harmless() {
+    let mut w = World::new(1, Settings::default());
+    let before = w.watch.clone();
+    w.fact(step(99, 5_000));
+    w.exits(4_000_000_000, 1, "x");
+    w.fact(Fact::Stack { rank: 99, stack: 1 });
+    w.fact(Fact::Collective { rank: 99, number: 1 });
+    w.fact(Fact::Link { node: NodeId(99), kind: Kind::LinkDown });
+    w.fact(Fact::DeviceUnhealthy { node: NodeId(99), gpu: Some(u32::MAX) });
+    w.fact(Fact::Heard { worker: 99, heard: false });
+    w.fact(Fact::Gpu { rank: 99, utilization: u32::MAX, power: 0 });
+    assert_eq!((&w.watch, &w.news[..]), (&before, &[][..]));
+    let mut none = Watch::default();
+    none.fact(&step(0, 1), Time(0), Time(0), &w.settings);
+    assert_eq!((none.next_deadline(&w.settings), none.culprit()), (None, None));
+}

@@ -17,6 +17,7 @@
 //! The first six decide and are pure; the others act and decide nothing.
 //! Invariant: nothing in this crate knows of jobs, queues or plans.
 
+pub mod checkpoints;
 pub mod driver;
 pub mod exec;
 pub mod folder;

@@ -271,7 +271,8 @@ impl Machine {
         self.fenced = false;
         self.reason = None;
         self.ranks.clear();
-        self.training = Training::new(launch.best_step);
+        let gpus = self.spec.workers.saturating_mul(self.spec.gpus_per_node);
+        self.training = Training::new(launch.best_step, gpus);
         if std::mem::take(&mut self.hooks_told) {
             out.push(Output::TellHooks(None));
         }
@@ -485,9 +486,9 @@ impl Machine {
             }
             state.tail.push_back(tail_line(&text));
         }
-        if let Some(seen) = output::read(&text) {
+        if let Some(line) = output::read(&text) {
             let mut said = Vec::new();
-            self.training.output(rank, seen, now, &mut said);
+            self.training.output(rank, line, now, &mut said);
             self.say(said, now, out);
         }
     }

@@ -17,11 +17,11 @@ use crate::ranks::{Lines, Now, Ranks};
 use crate::spool::{self, Spool};
 use crate::sys::{self, Poll, Signals};
 use crate::wiring::{self, Launch};
-use crate::{folder, guardian, process, sweep};
+use crate::{cgroup, folder, guardian, process, sweep};
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -80,6 +80,8 @@ struct Driver {
     /// The log is closed: its end has been told.
     ended: bool,
     exit: Option<bool>,
+    /// Kills for lack of memory before the ranks started.
+    oom_kills: Option<u64>,
 }
 
 impl Driver {
@@ -133,6 +135,7 @@ impl Driver {
             touched: 0,
             ended: false,
             exit: None,
+            oom_kills: None,
         })
     }
 
@@ -283,7 +286,8 @@ impl Driver {
                 self.hooks.read(None, now.0, |rank, message| self.inputs.push_back(Input::Hook { rank, message }));
                 let epoch = self.launch.as_ref().map_or(0, |launch| launch.epoch);
                 let error = process::torch_error(&wiring::error_file(&self.folder, epoch, rank));
-                self.inputs.push_back(Input::Exited { rank, exit, error });
+                let oom_kill = oom_kills().is_some_and(|kills| self.oom_kills.is_some_and(|before| kills > before));
+                self.inputs.push_back(Input::Exited { rank, exit, error, oom_kill });
             }
         }
     }
@@ -356,6 +360,7 @@ impl Driver {
         if let Some(port) = &mut self.port {
             port.hand_over();
         }
+        self.oom_kills = oom_kills();
         let mut started = Vec::new();
         let mut failure = None;
         for rank in self.spec.first_rank..self.spec.first_rank + self.spec.ranks {
@@ -456,6 +461,10 @@ impl Driver {
             }
         }
     }
+}
+
+fn oom_kills() -> Option<u64> {
+    cgroup::oom_kills(Path::new("/proc/self/cgroup"), Path::new("/sys/fs/cgroup"))
 }
 
 const fn number(signal: Signal) -> i32 {

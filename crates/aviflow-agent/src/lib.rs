@@ -17,9 +17,11 @@
 //! The first six decide and are pure; the others act and decide nothing.
 //! Invariant: nothing in this crate knows of jobs, queues or plans.
 
+pub mod cgroup;
 pub mod checkpoints;
 pub mod driver;
 pub mod exec;
+pub mod faults;
 pub mod folder;
 pub mod guardian;
 pub mod hooks;

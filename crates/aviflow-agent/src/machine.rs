@@ -23,23 +23,26 @@
 //! - ranks of a gang do not run on where neither the control plane nor all
 //!   peers are reached (`fence` says when, and why that is safe).
 
+use crate::faults::{self, Evidence, Fault};
 use crate::log::plain;
 use crate::output;
 use crate::protocol::{Ended, Event, ExecOutput, FromAgent, RankEnd, WorkerSpec};
 use crate::sys::Exit;
 use crate::training::{Said, Training};
 use crate::wiring::Launch;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 
 mod control;
 mod events;
 mod fence;
 mod io;
 mod leave;
+mod tail;
 use events::Events;
 use fence::Fence;
+use io::how;
 pub use io::{Input, LAST_LINES, Output, Signal};
-use io::{how, tail_line};
+use tail::Tail;
 
 /// The longest grace for the rest of a gang that is broken, in milliseconds: it cannot save anything any more.
 pub const BROKEN_GRACE_MS: u64 = 2000;
@@ -64,7 +67,7 @@ enum Phase {
 
 #[derive(Debug, Default)]
 struct Rank {
-    tail: VecDeque<String>,
+    tail: Tail,
     end: Option<End>,
 }
 
@@ -74,6 +77,7 @@ struct End {
     at: u64,
     stopping: bool,
     last_lines: Vec<String>,
+    fault: Option<Fault>,
 }
 
 /// The state of one agent.
@@ -222,7 +226,9 @@ impl Machine {
             Input::Message(message) => self.message(message, now, &mut out),
             Input::Spawned => self.spawned(now, &mut out),
             Input::SpawnFailed { reason } => self.spawn_failed(reason, now, &mut out),
-            Input::Exited { rank, exit, error } => self.exited(rank, exit, error, now, &mut out),
+            Input::Exited { rank, exit, error, oom_kill } => {
+                self.exited(rank, exit, &error, oom_kill, now, &mut out);
+            }
             Input::Swept { left, unix_ms, log_end } => self.swept(left, unix_ms, log_end, now, &mut out),
             // Nobody of the worker is left to speak: the end is the last event.
             Input::Hook { .. } if self.phase == Phase::Ended => {}
@@ -304,13 +310,15 @@ impl Machine {
         self.clear(now, false, out);
     }
 
-    fn exited(&mut self, rank: u32, exit: Exit, error: Vec<String>, now: u64, out: &mut Vec<Output>) {
+    fn exited(&mut self, rank: u32, exit: Exit, error: &[String], oom_kill: bool, now: u64, out: &mut Vec<Output>) {
         let running = self.phase == Phase::Running;
         let Some(state) = self.ranks.get_mut(&rank).filter(|state| state.end.is_none()) else { return };
-        let mut last_lines: Vec<String> = std::mem::take(&mut state.tail).into();
-        last_lines.extend(error.iter().map(|line| tail_line(line)));
-        last_lines.drain(..last_lines.len().saturating_sub(LAST_LINES));
-        state.end = Some(End { exit, at: now, stopping: !running, last_lines: last_lines.clone() });
+        let stopping = !running;
+        let tail = std::mem::take(&mut state.tail);
+        let fault = faults::classify(&Evidence { exit, lines: &tail.all(), error, oom_kill, stopping });
+        let last_lines = tail.report(error);
+        let (told, why) = (last_lines.clone(), fault.clone());
+        state.end = Some(End { exit, at: now, stopping, last_lines: told, fault: why });
         // What it reported last must not come after its end.
         self.flush(now, true, out);
         self.emit(
@@ -318,9 +326,10 @@ impl Machine {
                 rank,
                 code: exit.code,
                 signal: exit.signal,
-                stopping: !running,
+                stopping,
                 last_lines,
                 last_step: self.training.last_step(rank),
+                fault,
             },
             now,
             out,
@@ -441,6 +450,7 @@ impl Machine {
                 stopping: end.stopping,
                 before_ms: now.saturating_sub(end.at),
                 last_lines: end.last_lines.clone(),
+                fault: end.fault.clone(),
             };
             Some((*rank, told))
         });
@@ -481,10 +491,7 @@ impl Machine {
         let Some(state) = self.ranks.get_mut(&rank).filter(|state| state.end.is_none()) else { return };
         let text = plain(text);
         if !text.trim().is_empty() {
-            if state.tail.len() == LAST_LINES {
-                state.tail.pop_front();
-            }
-            state.tail.push_back(tail_line(&text));
+            state.tail.push(&text);
         }
         if let Some(line) = output::read(&text) {
             let mut said = Vec::new();

@@ -43,6 +43,8 @@ pub enum Input {
         exit: Exit,
         /// What torchrun left in the error file.
         error: Vec<String>,
+        /// Whether the kernel killed a process of the worker's memory group since the ranks started.
+        oom_kill: bool,
     },
     /// Answer to [`Output::Sweep`].
     Swept {

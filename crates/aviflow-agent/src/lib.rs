@@ -37,6 +37,7 @@ pub mod ranks;
 pub mod spool;
 pub mod sweep;
 pub mod sys;
+pub mod tensorboard;
 pub mod training;
 pub mod wiring;
 

@@ -158,6 +158,7 @@ pub struct Checkpoints {
     /// Inodes of what had a temporary name.
     temporary: BTreeSet<u64>,
     looked: bool,
+    settling: bool,
 }
 
 impl Checkpoints {
@@ -174,6 +175,7 @@ impl Checkpoints {
         let mut found = BTreeMap::new();
         self.find(listing, "", 0, &mut found);
         let first = !std::mem::replace(&mut self.looked, true);
+        self.settling = false;
         let mut sightings = Vec::new();
         let mut say = |phase, step, path: &str| sightings.push(Sighting { phase, step, path: path.to_owned() });
         for (path, (found, print)) in &found {
@@ -195,6 +197,7 @@ impl Checkpoints {
                 State::Settling(ms) => quiet || now >= known.since + ms,
                 State::Partial | State::Superseded => false,
             };
+            self.settling |= !known.told && matches!(found.state, State::Settling(SETTLE_MS));
             if complete && !known.told {
                 (known.told, known.begun, known.ever) = (true, true, true);
                 say(Phase::Complete, found.step, path);
@@ -207,6 +210,12 @@ impl Checkpoints {
         self.temporary.clear();
         temporary(listing, &mut self.temporary);
         sightings
+    }
+
+    /// Whether one would be complete if nothing changed for [`SETTLE_MS`] more.
+    #[must_use]
+    pub const fn is_settling(&self) -> bool {
+        self.settling
     }
 
     /// Forgets those that are gone; one that was begun and is under no other name failed.

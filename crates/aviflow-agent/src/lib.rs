@@ -39,6 +39,7 @@ pub mod sweep;
 pub mod sys;
 pub mod tensorboard;
 pub mod training;
+pub mod watch;
 pub mod wiring;
 
 pub use folder::{Alive, LOCK_FD, find_ended, read_ended};

@@ -24,11 +24,9 @@
 //!   peers are reached (`fence` says when, and why that is safe).
 
 use crate::faults::{self, Evidence, Fault};
-use crate::log::plain;
-use crate::output;
 use crate::protocol::{Ended, Event, ExecOutput, FromAgent, RankEnd, WorkerSpec};
 use crate::sys::Exit;
-use crate::training::{Said, Training};
+use crate::training::Training;
 use crate::wiring::Launch;
 use std::collections::BTreeMap;
 
@@ -38,6 +36,7 @@ mod fence;
 mod io;
 mod leave;
 mod tail;
+mod told;
 use events::Events;
 use fence::Fence;
 use io::how;
@@ -230,13 +229,7 @@ impl Machine {
                 self.exited(rank, exit, &error, oom_kill, now, &mut out);
             }
             Input::Swept { left, unix_ms, log_end } => self.swept(left, unix_ms, log_end, now, &mut out),
-            // Nobody of the worker is left to speak: the end is the last event.
-            Input::Hook { .. } if self.phase == Phase::Ended => {}
-            Input::Hook { rank, message } => {
-                let mut said = Vec::new();
-                self.training.hook(rank, message, now, &mut said);
-                self.say(said, now, &mut out);
-            }
+            input @ (Input::Hook { .. } | Input::Sighted(_) | Input::Scalars { .. }) => self.told(input, now, &mut out),
             Input::Line { rank, text } => self.line(rank, &text, now, &mut out),
             Input::Exec { id, output } => self.send(FromAgent::Exec { id, output }, &mut out),
             Input::Terminated => self.terminated(now, &mut out),
@@ -485,46 +478,6 @@ impl Machine {
             Some(reason) => self.send(FromAgent::Exec { id, output: ExecOutput::Failed(reason) }, out),
             None => out.push(Output::Exec { id, rank, argv, stdin }),
         }
-    }
-
-    fn line(&mut self, rank: u32, text: &str, now: u64, out: &mut Vec<Output>) {
-        let Some(state) = self.ranks.get_mut(&rank).filter(|state| state.end.is_none()) else { return };
-        let text = plain(text);
-        if !text.trim().is_empty() {
-            state.tail.push(&text);
-        }
-        if let Some(line) = output::read(&text) {
-            let mut said = Vec::new();
-            self.training.output(rank, line, now, &mut said);
-            self.say(said, now, out);
-        }
-    }
-
-    fn say(&mut self, said: Vec<Said>, now: u64, out: &mut Vec<Output>) {
-        for said in said {
-            match said {
-                Said::Event(event) => self.emit(event, now, out),
-                Said::Note(text) => out.push(Output::Note(text)),
-                Said::Progress(rank, at, progress) if self.welcomed => {
-                    let ago_ms = now.saturating_sub(at);
-                    out.push(Output::Send(FromAgent::Progress { ago_ms, epoch: self.epoch, rank, progress }));
-                }
-                Said::Progress(rank, at, progress) => {
-                    self.unsent.insert(rank, (at, self.epoch, progress));
-                }
-            }
-        }
-    }
-
-    fn flush(&mut self, now: u64, all: bool, out: &mut Vec<Output>) {
-        let mut said = Vec::new();
-        self.training.flush(now, all, &mut said);
-        self.say(said, now, out);
-    }
-
-    fn emit(&mut self, event: Event, now: u64, out: &mut Vec<Output>) {
-        self.events.push(now, self.epoch, event);
-        self.send_events(now, out);
     }
 
     fn send_events(&mut self, now: u64, out: &mut Vec<Output>) {

@@ -28,6 +28,8 @@ const FOOT: usize = 4;
 pub struct Scalar {
     /// The step.
     pub step: u64,
+    /// When it was written, in milliseconds since 1970 by the writer's clock; 0 if it does not say.
+    pub unix_ms: i64,
     /// Its name, as the training gave it.
     pub tag: String,
     /// The number.
@@ -123,7 +125,7 @@ fn is_first(data: &[u8]) -> bool {
     fields(data).any(|field| matches!(field, (3, Field::Bytes(version)) if version.starts_with(b"brain.Event:")))
 }
 
-/// Fields of `Event`: step 2, summary 5; of `Summary`: value 1; of its `Value`: tag 1, simple_value 2, tensor 8.
+/// Fields of `Event`: wall_time 1, in seconds, step 2, summary 5; of `Summary`: value 1; of its `Value`: tag 1, simple_value 2, tensor 8.
 fn event(data: &[u8], scalar: &mut impl FnMut(Scalar)) {
     let step = fields(data).find_map(|field| if let (2, Field::Varint(step)) = field { Some(step) } else { None });
     // A step is signed there.
@@ -131,12 +133,15 @@ fn event(data: &[u8], scalar: &mut impl FnMut(Scalar)) {
     if step > i64::MAX as u64 {
         return;
     }
+    let time = fields(data).find_map(|field| if let (1, Field::Fixed64(bits)) = field { Some(bits) } else { None });
+    // Saturates; what is no number is 0.
+    let unix_ms = time.map_or(0, |bits| (f64::from_bits(bits) * 1000.0) as i64);
     for (number, field) in fields(data) {
         let (5, Field::Bytes(summary)) = (number, field) else { continue };
         for (number, field) in fields(summary) {
             let (1, Field::Bytes(value)) = (number, field) else { continue };
             if let Some((tag, value)) = named(value) {
-                scalar(Scalar { step, tag: tag.to_owned(), value });
+                scalar(Scalar { step, unix_ms, tag: tag.to_owned(), value });
             }
         }
     }
@@ -178,6 +183,12 @@ fn of_tensor(tensor: &[u8]) -> Option<f64> {
         (None, [number]) if content.is_empty() => Some(*number),
         _ => None,
     }
+}
+
+/// An event file with steps 10, 20 and 30.
+#[cfg(test)]
+pub(crate) fn sample() -> Vec<u8> {
+    tests::bytes(tests::TENSORBOARD)
 }
 
 #[cfg(test)]

@@ -144,7 +144,7 @@ impl Training {
         match line.seen {
             Seen::Step(progress) => {
                 state.speaker = line.speaker;
-                self.told(rank, Source::Output, progress, now, said);
+                self.told(rank, progress, now, said);
             }
             Seen::Evaluation(step, values) => self.evaluated(rank, step, values, now, said),
             Seen::Bar(step, total) => {
@@ -152,10 +152,10 @@ impl Training {
                 if let Some((_, tokens, values)) = state.waiting.take() {
                     state.bar_of = Some(total);
                     let progress = Progress { step, total_steps: Some(total), tokens, values };
-                    self.told(rank, Source::Output, progress, now, said);
+                    self.told(rank, progress, now, said);
                 } else if state.bar_of == Some(total) && state.last_step.is_none_or(|last| step > last) {
                     let progress = Progress { step, total_steps: Some(total), ..Progress::default() };
-                    self.told(rank, Source::Output, progress, now, said);
+                    self.told(rank, progress, now, said);
                 }
             }
             Seen::Values(tokens, values) => {
@@ -170,20 +170,23 @@ impl Training {
         let Some(state) = self.ranks.get_mut(&rank) else { return };
         let Some((_, tokens, values)) = state.waiting.take() else { return };
         if let Some((step, total)) = state.bar.filter(|(_, total)| state.bar_of.is_none_or(|of| of == *total)) {
-            self.told(rank, Source::Output, Progress { step, total_steps: Some(total), tokens, values }, now, said);
+            self.told(rank, Progress { step, total_steps: Some(total), tokens, values }, now, said);
         }
     }
 
-    /// An event file that a rank writes has values of a step.
-    pub fn scalars(&mut self, rank: u32, step: u64, values: Values, now: u64, said: &mut Vec<Said>) {
-        if self.ranks.entry(rank).or_default().source > Source::EventFiles {
+    /// An event file that a rank writes has values of a step, written at `at`. Who follows the file says not too many.
+    pub fn scalars(&mut self, rank: u32, step: u64, values: Values, at: u64, said: &mut Vec<Said>) {
+        let state = self.ranks.entry(rank).or_default();
+        if state.source > Source::EventFiles {
             return;
         }
-        if values.contains_key("eval_loss") && !values.contains_key("loss") {
-            self.evaluated(rank, Some(step), values, now, said);
-        } else {
-            let progress = Progress { step, values, ..Progress::default() };
-            self.told(rank, Source::EventFiles, progress, now, said);
+        let evaluation = values.contains_key("eval_loss") && !values.contains_key("loss");
+        let mut progress = Progress { step, values, ..Progress::default() };
+        self.for_the_job(&mut progress);
+        said.push(Said::Progress(rank, at, progress));
+        if !evaluation {
+            self.ranks.entry(rank).or_default().source = Source::EventFiles;
+            self.reached(rank, step, said);
         }
     }
 
@@ -194,10 +197,16 @@ impl Training {
         }
     }
 
-    /// A step that no hook told.
-    fn told(&mut self, rank: u32, source: Source, mut progress: Progress, now: u64, said: &mut Vec<Said>) {
+    /// A step that the output told.
+    fn told(&mut self, rank: u32, mut progress: Progress, now: u64, said: &mut Vec<Said>) {
         let state = self.ranks.entry(rank).or_default();
-        state.source = state.source.max(source);
+        state.source = Source::Output;
+        self.for_the_job(&mut progress);
+        self.step(rank, progress, now, said);
+    }
+
+    /// Adds the whole job's rate where that of one GPU is known.
+    fn for_the_job(&self, progress: &mut Progress) {
         if let Some(Value::Number(rate)) = progress.values.get("tokens_per_second_per_gpu")
             && self.gpus > 0
             && !progress.values.contains_key("tokens_per_second")
@@ -205,7 +214,6 @@ impl Training {
             let whole = rate * f64::from(self.gpus);
             put(&mut progress.values, "tokens_per_second", whole);
         }
-        self.step(rank, progress, now, said);
     }
 
     /// An evaluation is shown at its step, or at the latest; it is no step of the training.
@@ -228,9 +236,13 @@ impl Training {
 
     fn step(&mut self, rank: u32, progress: Progress, now: u64, said: &mut Vec<Said>) {
         let step = progress.step;
+        self.show(rank, progress, now, said);
+        self.reached(rank, step, said);
+    }
+
+    fn reached(&mut self, rank: u32, step: u64, said: &mut Vec<Said>) {
         let state = self.ranks.entry(rank).or_default();
         state.last_step = state.last_step.max(Some(step));
-        self.show(rank, progress, now, said);
         if !self.first {
             self.first = true;
             said.push(Said::Event(Event::FirstStep { step }));

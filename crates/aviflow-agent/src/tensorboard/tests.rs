@@ -2,7 +2,7 @@ use super::*;
 use base64::Engine;
 
 /// Of tensorboard's own writer: two scalars at step 10, one that is no training's, NaN at 20, and a tensor at 30.
-const TENSORBOARD: &str = "SAAAAAAAAAD+kkidCaXrgolgw9pBGg1icmFpbi5FdmVudDoyUi4KLHRlbnNvcmJvYXJkLnN1bW1hcnkud3JpdGVyLmV2ZW50X2ZpbGVfd3JpdGVyI1MlICAAAAAAAAAAKe2pUAkAAIBC/FTZQRAKKhMKEQoKdHJhaW4vbG9zcxUAACBANxbz2SkAAAAAAAAAN/9fAAkAAIBC/FTZQRAKKhwKGgoTdHJhaW4vbGVhcm5pbmdfcmF0ZRUAAIA60Ee03iMAAAAAAAAAsJ93QwkAAIBC/FTZQRAKKhYKFAoNZXZhbC9hY2N1cmFjeRUAAAA/2+yvoiAAAAAAAAAAKe2pUAkAAABF/FTZQRAUKhMKEQoKdHJhaW4vbG9zcxUAAMB/PHTWxS4AAAAAAAAAxctX+gkAAAAAAADwPxAeKiEKHwoEbG9zc0IKCAESACoEAACgP0oLCgkKB3NjYWxhcnPQ/7cH";
+pub(super) const TENSORBOARD: &str = "SAAAAAAAAAD+kkidCaXrgolgw9pBGg1icmFpbi5FdmVudDoyUi4KLHRlbnNvcmJvYXJkLnN1bW1hcnkud3JpdGVyLmV2ZW50X2ZpbGVfd3JpdGVyI1MlICAAAAAAAAAAKe2pUAkAAIBC/FTZQRAKKhMKEQoKdHJhaW4vbG9zcxUAACBANxbz2SkAAAAAAAAAN/9fAAkAAIBC/FTZQRAKKhwKGgoTdHJhaW4vbGVhcm5pbmdfcmF0ZRUAAIA60Ee03iMAAAAAAAAAsJ93QwkAAIBC/FTZQRAKKhYKFAoNZXZhbC9hY2N1cmFjeRUAAAA/2+yvoiAAAAAAAAAAKe2pUAkAAABF/FTZQRAUKhMKEQoKdHJhaW4vbG9zcxUAAMB/PHTWxS4AAAAAAAAAxctX+gkAAAAAAADwPxAeKiEKHwoEbG9zc0IKCAESACoEAACgP0oLCgkKB3NjYWxhcnPQ/7cH";
 
 /// Of tensorboardX.
 const TENSORBOARD_X: &str = "GAAAAAAAAACjf0siCRwihYlgw9pBGg1icmFpbi5FdmVudDoyGTFhmCAAAAAAAAAAKe2pUAl+K4WJYMPaQRABKhMKEQoKdHJhaW4vbG9zcxUAACBAa9iElR8AAAAAAAAAUUtEGAkVMYWJYMPaQRABKhIKEAoJZ3JhZF9ub3JtFQAAAD962OKsIAAAAAAAAAAp7alQCRg1hYlgw9pBEAIqEwoRCgp0cmFpbi9sb3NzFQAAEEDYQ8D+";
@@ -15,7 +15,7 @@ const ALL: [&str; 5] = [
     "30 loss 1.25",
 ];
 
-fn bytes(text: &str) -> Vec<u8> {
+pub(super) fn bytes(text: &str) -> Vec<u8> {
     base64::engine::general_purpose::STANDARD.decode(text).expect("base64")
 }
 
@@ -37,6 +37,13 @@ fn record(data: &[u8]) -> Vec<u8> {
 fn files_of_both_writers_are_read() {
     assert_eq!(read(&[&bytes(TENSORBOARD)]).1, ALL);
     assert_eq!(read(&[&bytes(TENSORBOARD_X)]).1, ["1 train/loss 2.5", "1 grad_norm 0.5", "2 train/loss 2.25"]);
+}
+
+#[test]
+fn times_are_the_writer_s() {
+    let mut times = Vec::new();
+    Reader::default().push(&bytes(TENSORBOARD), |scalar| times.push(scalar.unix_ms));
+    assert_eq!(times[..4], [1_700_000_010_000, 1_700_000_010_000, 1_700_000_010_000, 1_700_000_020_000]);
 }
 
 #[test]

@@ -61,6 +61,10 @@ pub fn read(line: &str) -> Option<Line> {
     if !bar && !scan::holds(bytes, b"loss") && !json || bytes.len() > LONGEST && !json {
         return None;
     }
+    // Logs in JSON are many, and few of them are a training's.
+    if json && !scan::holds(bytes, b"step") && !scan::holds(bytes, b"iter") {
+        return None;
+    }
     if json {
         return json::read(line).map(|seen| Line { speaker: None, seen });
     }

@@ -167,7 +167,7 @@ fn of_tensor(tensor: &[u8]) -> Option<f64> {
     for field in fields(tensor) {
         match field {
             (1, Field::Varint(dtype)) => double = dtype == 2,
-            (4 | 5 | 6, Field::Bytes(bytes)) => content = bytes,
+            (4..=6, Field::Bytes(bytes)) => content = bytes,
             (5, Field::Fixed32(bits)) => numbers.push(f64::from(f32::from_bits(bits))),
             (6, Field::Fixed64(bits)) => numbers.push(f64::from_bits(bits)),
             _ => {}

@@ -140,7 +140,7 @@ impl Followed {
         let every = steps.len().div_ceil(MOST_STEPS).max(1);
         let last = steps.len().saturating_sub(1);
         for (n, (step, (unix_ms, values))) in steps.into_iter().enumerate() {
-            if (last - n) % every == 0 {
+            if (last - n).is_multiple_of(every) {
                 seen(Seen::Scalars { rank: self.rank, step, unix_ms, values });
             }
         }

@@ -68,6 +68,8 @@ pub struct Sighting {
     pub step: u64,
     /// Its path below the folder that was listed.
     pub path: String,
+    /// When it was changed last, in nanoseconds since 1970 by the file system's clock; 0 if it is gone.
+    pub changed: i64,
 }
 
 /// How far a checkpoint is.
@@ -177,7 +179,9 @@ impl Checkpoints {
         let first = !std::mem::replace(&mut self.looked, true);
         self.settling = false;
         let mut sightings = Vec::new();
-        let mut say = |phase, step, path: &str| sightings.push(Sighting { phase, step, path: path.to_owned() });
+        let mut say = |phase, step, path: &str, changed| {
+            sightings.push(Sighting { phase, step, path: path.to_owned(), changed });
+        };
         for (path, (found, print)) in &found {
             let known = self.known.entry(path.clone()).or_insert_with(|| Known {
                 step: found.step,
@@ -200,10 +204,10 @@ impl Checkpoints {
             self.settling |= !known.told && matches!(found.state, State::Settling(SETTLE_MS));
             if complete && !known.told {
                 (known.told, known.begun, known.ever) = (true, true, true);
-                say(Phase::Complete, found.step, path);
+                say(Phase::Complete, found.step, path, print.changed);
             } else if !known.begun && !matches!(found.state, State::Superseded) {
                 known.begun = true;
-                say(Phase::Begin, found.step, path);
+                say(Phase::Begin, found.step, path, print.changed);
             }
         }
         self.forget(&found, &mut sightings);
@@ -225,7 +229,7 @@ impl Checkpoints {
             let Some(known) = self.known.remove(&path) else { continue };
             let elsewhere = found.values().any(|(found, _)| found.step == known.step);
             if known.begun && !known.ever && !elsewhere {
-                sightings.push(Sighting { phase: Phase::Failed, step: known.step, path });
+                sightings.push(Sighting { phase: Phase::Failed, step: known.step, path, changed: 0 });
             }
         }
         while self.known.len() > KEPT {

@@ -6,7 +6,7 @@
 
 use crate::exec::{self, Commands};
 use crate::guardian::Post;
-use crate::hooks::Hooks;
+use crate::hooks::{Hooks, Phase};
 use crate::link::Link;
 use crate::log::Source;
 use crate::machine::{Input, Machine, Output, Signal};
@@ -32,8 +32,8 @@ pub const ALIVE_MS: u64 = 10_000;
 /// Bytes on their way to a slow control plane from which on no log is added.
 const LOG_WAITS: usize = 256 << 10;
 
-/// Values in event files that claim to be older than this, in milliseconds, count as new.
-const OLDEST_SCALAR_MS: u64 = 600_000;
+/// Files whose times say that something is older than this, in milliseconds, are not believed: it is new.
+const OLDEST_MS: u64 = 600_000;
 
 /// Bytes from which on progress is dropped and commands wait.
 const PROGRESS_WAITS: usize = 1 << 20;
@@ -282,12 +282,17 @@ impl Driver {
         let mut first = self.first_look.as_ref().is_some_and(|(until, _)| *until <= now);
         let mut last = self.last_look.is_some_and(|until| until <= now);
         if let Some(watch) = &mut self.watch {
+            // A clock that is wrong by much is not believed.
+            let ago = |at_ms: i64| u64::try_from(unix.saturating_sub(at_ms)).ok().filter(|ago| *ago < OLDEST_MS);
             watch.read(poll, |seen| match seen {
-                watch::Seen::Checkpoint(sighting) => self.inputs.push_back(Input::Sighted(sighting)),
+                watch::Seen::Checkpoint(sighting) => {
+                    // Only its end shows in the files; that it began is known now.
+                    let complete = sighting.phase == Phase::Complete;
+                    let ago_ms = ago(sighting.changed / 1_000_000).filter(|_| complete).unwrap_or(0);
+                    self.inputs.push_back(Input::Sighted { sighting, ago_ms });
+                }
                 watch::Seen::Scalars { rank, step, unix_ms, values } => {
-                    // A clock that is wrong by much is not believed.
-                    let ago_ms = u64::try_from(unix - unix_ms).ok().filter(|ago| *ago < OLDEST_SCALAR_MS).unwrap_or(0);
-                    self.inputs.push_back(Input::Scalars { rank, step, values, ago_ms });
+                    self.inputs.push_back(Input::Scalars { rank, step, values, ago_ms: ago(unix_ms).unwrap_or(0) });
                 }
                 watch::Seen::Ready => first = true,
                 watch::Seen::Last => last = true,

@@ -27,6 +27,16 @@ pub const FACTS_MS: u64 = 1000;
 /// is written through it, but to another stream.
 pub const BAR_WAIT_MS: u64 = 1000;
 
+/// How long a checkpoint that was seen to begin must stand alone, without a step, until it is told, in milliseconds.
+pub const STANDS_STILL_MS: u64 = 10_000;
+
+/// A step that comes so shortly before a checkpoint is complete may be printed after it, in milliseconds.
+const MOMENT_MS: u64 = 1000;
+
+/// How long after a step a checkpoint that goes on is one that is saved in the background, in milliseconds: what is
+/// seen on disk is seen a little late.
+pub const BACKGROUND_MS: u64 = 6000;
+
 /// Bytes of the names and values of all facts of an epoch: they fit into one message however they are escaped.
 pub const MAX_FACTS: usize = 128 << 10;
 
@@ -40,6 +50,8 @@ pub enum Said {
     Progress(u32, u64, Progress),
     /// To be made durable.
     Event(Event),
+    /// The same, of something that happened before, at that time.
+    Earlier(u64, Event),
     /// For the log.
     Note(String),
 }
@@ -70,6 +82,20 @@ struct Rank {
     pending: Option<(u64, Progress)>,
 }
 
+/// A checkpoint that was seen to begin on disk.
+///
+/// That the training stands still for it is told only where it does: no step comes meanwhile, as it does where
+/// checkpoints are saved in the background.
+#[derive(Debug)]
+struct Begun {
+    step: u64,
+    at: u64,
+    told: bool,
+    /// The highest step at that time, and when there was a higher one first.
+    highest: Option<u64>,
+    went_on: Option<u64>,
+}
+
 /// The training of one epoch, as far as this worker sees it.
 #[derive(Debug, Default)]
 pub struct Training {
@@ -80,6 +106,9 @@ pub struct Training {
     caught_up: bool,
     /// A hook spoke of checkpoints.
     hooked_checkpoints: bool,
+    begun: Option<Begun>,
+    /// Its checkpoints are saved in the background: it does not stand still.
+    background: bool,
     checkpoints: BTreeSet<(u64, Phase)>,
     facts: BTreeMap<String, String>,
     /// Bytes of these.
@@ -120,6 +149,7 @@ impl Training {
             }
             Message::Checkpoint { phase, step, path } => {
                 self.hooked_checkpoints = true;
+                self.begun = None;
                 self.checkpoint(phase, step, path, said);
             }
             Message::Data { name, sha256, bytes: _ } => {
@@ -186,14 +216,68 @@ impl Training {
         said.push(Said::Progress(rank, at, progress));
         if !evaluation {
             self.ranks.entry(rank).or_default().source = Source::EventFiles;
-            self.reached(rank, step, said);
+            self.reached(rank, step, at, said);
         }
     }
 
-    /// A checkpoint was seen on disk.
-    pub fn sighted(&mut self, sighting: Sighting, said: &mut Vec<Said>) {
-        if !self.hooked_checkpoints {
-            self.checkpoint(sighting.phase, sighting.step, sighting.path, said);
+    /// A checkpoint was seen on disk; what made it so happened at `at`.
+    pub fn sighted(&mut self, sighting: Sighting, at: u64, said: &mut Vec<Said>) {
+        let Sighting { phase, step, path, changed: _ } = sighting;
+        if self.hooked_checkpoints {
+            return;
+        }
+        match phase {
+            Phase::Begin => {
+                if let Some(given_up) = self.begun.take().filter(|begun| begun.told && begun.step != step) {
+                    self.checkpoint(Phase::Failed, given_up.step, String::new(), said);
+                }
+                let (highest, went_on) = (self.highest_step(), None);
+                self.begun = (!self.background).then_some(Begun { step, at, told: false, highest, went_on });
+            }
+            Phase::Complete => {
+                if let Some(begun) = self.begun.take_if(|begun| begun.step == step) {
+                    self.background |= begun.went_on.is_some_and(|on| on + MOMENT_MS < at);
+                    if !begun.told && !self.background {
+                        self.stands_still(begun.step, begun.at, said);
+                    }
+                }
+                if self.is_new(phase, step) {
+                    said.push(Said::Earlier(at, Event::CheckpointComplete { step, path }));
+                }
+            }
+            Phase::Failed => {
+                self.begun.take_if(|begun| begun.step == step);
+                self.checkpoint(phase, step, path, said);
+            }
+        }
+    }
+
+    fn stands_still(&mut self, step: u64, at: u64, said: &mut Vec<Said>) {
+        if self.is_new(Phase::Begin, step) {
+            said.push(Said::Earlier(at, Event::CheckpointBegun { step }));
+        }
+    }
+
+    /// When more is known of the checkpoint that was seen to begin.
+    fn begun_due(&self) -> Option<u64> {
+        self.begun.as_ref().and_then(|begun| match begun.went_on {
+            Some(at) => (!self.background).then_some(at + BACKGROUND_MS),
+            None => (!begun.told).then_some(begun.at + STANDS_STILL_MS),
+        })
+    }
+
+    fn settle_begun(&mut self, now: u64, said: &mut Vec<Said>) {
+        if self.begun_due().is_none_or(|due| now < due) {
+            return;
+        }
+        let Some(begun) = &mut self.begun else { return };
+        if begun.went_on.is_some() {
+            self.background = true;
+            self.begun.take_if(|begun| !begun.told);
+        } else {
+            begun.told = true;
+            let (step, at) = (begun.step, begun.at);
+            self.stands_still(step, at, said);
         }
     }
 
@@ -237,12 +321,15 @@ impl Training {
     fn step(&mut self, rank: u32, progress: Progress, now: u64, said: &mut Vec<Said>) {
         let step = progress.step;
         self.show(rank, progress, now, said);
-        self.reached(rank, step, said);
+        self.reached(rank, step, now, said);
     }
 
-    fn reached(&mut self, rank: u32, step: u64, said: &mut Vec<Said>) {
+    fn reached(&mut self, rank: u32, step: u64, now: u64, said: &mut Vec<Said>) {
         let state = self.ranks.entry(rank).or_default();
         state.last_step = state.last_step.max(Some(step));
+        if let Some(begun) = self.begun.as_mut().filter(|begun| Some(step) > begun.highest) {
+            begun.went_on.get_or_insert(now);
+        }
         if !self.first {
             self.first = true;
             said.push(Said::Event(Event::FirstStep { step }));
@@ -270,12 +357,18 @@ impl Training {
         }
     }
 
-    fn checkpoint(&mut self, phase: Phase, step: u64, path: String, said: &mut Vec<Said>) {
-        if !self.checkpoints.insert((step, phase)) {
-            return;
-        }
+    /// Whether this was not told of a checkpoint yet; remembers that it is now.
+    fn is_new(&mut self, phase: Phase, step: u64) -> bool {
+        let new = self.checkpoints.insert((step, phase));
         if self.checkpoints.len() > CHECKPOINTS_KEPT {
             self.checkpoints.pop_first();
+        }
+        new
+    }
+
+    fn checkpoint(&mut self, phase: Phase, step: u64, path: String, said: &mut Vec<Said>) {
+        if !self.is_new(phase, step) {
+            return;
         }
         said.push(Said::Event(match phase {
             Phase::Begin => Event::CheckpointBegun { step },
@@ -325,12 +418,13 @@ impl Training {
         let due = |r: &Rank| r.pending.as_ref().map(|_| r.sent_at.map_or(0, |sent| sent + PROGRESS_MS));
         let facts = (!self.changed.is_empty()).then(|| self.facts_told_at.map_or(0, |told| told + FACTS_MS));
         let waiting = self.ranks.values().filter_map(|r| r.waiting.as_ref().map(|(at, ..)| at + BAR_WAIT_MS));
-        self.ranks.values().filter_map(due).chain(facts).chain(waiting).min()
+        self.ranks.values().filter_map(due).chain(facts).chain(waiting).chain(self.begun_due()).min()
     }
 
     /// Says the newest progress and facts that were held back; all of them, or what is due.
     pub fn flush(&mut self, now: u64, all: bool, said: &mut Vec<Said>) {
         self.tell_changed(now, all, said);
+        self.settle_begun(now, said);
         let over = |r: &Rank| r.waiting.as_ref().is_some_and(|(at, ..)| all || now >= at + BAR_WAIT_MS);
         let over: Vec<u32> = self.ranks.iter().filter(|(_, state)| over(state)).map(|(rank, _)| *rank).collect();
         for rank in over {

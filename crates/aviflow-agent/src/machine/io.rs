@@ -65,7 +65,12 @@ pub enum Input {
         message: Message,
     },
     /// A checkpoint was seen on disk.
-    Sighted(Sighting),
+    Sighted {
+        /// What was seen.
+        sighting: Sighting,
+        /// How long ago it came to be so, in milliseconds.
+        ago_ms: u64,
+    },
     /// An event file of a rank has values of a step.
     Scalars {
         /// The rank.

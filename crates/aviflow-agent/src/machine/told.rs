@@ -16,7 +16,9 @@ impl Machine {
         let mut said = Vec::new();
         match input {
             Input::Hook { rank, message } => self.training.hook(rank, message, now, &mut said),
-            Input::Sighted(sighting) => self.training.sighted(sighting, &mut said),
+            Input::Sighted { sighting, ago_ms } => {
+                self.training.sighted(sighting, now.saturating_sub(ago_ms), &mut said);
+            }
             Input::Scalars { rank, step, values, ago_ms } => {
                 self.training.scalars(rank, step, values, now.saturating_sub(ago_ms), &mut said);
             }
@@ -42,6 +44,10 @@ impl Machine {
         for said in said {
             match said {
                 Said::Event(event) => self.emit(event, now, out),
+                Said::Earlier(at, event) => {
+                    self.events.push(at, self.epoch, event);
+                    self.send_events(now, out);
+                }
                 Said::Note(text) => out.push(Output::Note(text)),
                 Said::Progress(rank, at, progress) if self.welcomed => {
                     let ago_ms = now.saturating_sub(at);

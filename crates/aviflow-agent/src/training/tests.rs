@@ -20,6 +20,7 @@ fn check(best: Option<u64>, steps: &[(u64, u32, u64)], expected: &str) {
             Said::Event(Event::FirstStep { step }) => format!("first {step}"),
             Said::Event(Event::CaughtUp { step }) => format!("caught {step}"),
             Said::Event(other) => format!("{other:?}"),
+            Said::Earlier(at, other) => format!("{other:?}@{at}"),
             Said::Note(text) => text.clone(),
         })
         .collect();
@@ -129,7 +130,7 @@ fn line(text: &str) -> Line {
 fn progress(said: &[Said]) -> Vec<(u32, u64, Vec<String>)> {
     let of = |said: &Said| match said {
         Said::Progress(rank, _, p) => Some((*rank, p.clone())),
-        Said::Event(_) | Said::Note(_) => None,
+        Said::Event(_) | Said::Earlier(..) | Said::Note(_) => None,
     };
     said.iter().filter_map(of).map(|(rank, p)| (rank, p.step, p.values.into_keys().collect())).collect()
 }
@@ -231,18 +232,69 @@ fn event_files_are_read_until_something_better_speaks() {
     assert_eq!(training.last_step(0), Some(3));
 }
 
-#[test]
-fn what_is_seen_on_disk_counts_until_a_hook_speaks_of_a_checkpoint() {
+/// Sightings and steps at their times, in seconds: `begin 5`, `complete 5`, `failed 5`, `step 6`. What is said of checkpoints.
+fn check_disk(script: &[(u64, &str, u64)], expected: &str) {
     let mut training = Training::default();
     let mut said = Vec::new();
-    let seen = |phase, step| Sighting { phase, step, path: "/c".into() };
-    training.sighted(seen(Phase::Begin, 1), &mut said);
-    training.sighted(seen(Phase::Complete, 1), &mut said);
-    training.sighted(seen(Phase::Complete, 1), &mut said);
-    assert_eq!(said.len(), 2);
-    training.hook(0, Message::Checkpoint { phase: Phase::Begin, step: 2, path: "/c".into() }, 0, &mut said);
-    training.sighted(seen(Phase::Complete, 2), &mut said);
-    assert_eq!(said.len(), 3, "the hook says when it is complete");
+    for (seconds, what, step) in script {
+        let now = seconds * 1000;
+        while let Some(due) = training.due().filter(|due| *due <= now) {
+            training.flush(due, false, &mut said);
+        }
+        // Seen two seconds late.
+        let (what, at) = what.strip_prefix("late ").map_or((*what, now), |what| (what, now - 2000));
+        let mut see = |phase| training.sighted(Sighting { phase, step: *step, path: "/c".into(), changed: 0 }, at, &mut said);
+        match what {
+            "begin" => see(Phase::Begin),
+            "complete" => see(Phase::Complete),
+            "failed" => see(Phase::Failed),
+            "hook" => {
+                training.hook(0, Message::Checkpoint { phase: Phase::Begin, step: *step, path: "/c".into() }, now, &mut said);
+            }
+            _ => training.hook(0, metrics(*step), now, &mut said),
+        }
+    }
+    let event = |event: &Event| match event {
+        Event::CheckpointBegun { step } => Some(format!("begun {step}")),
+        Event::CheckpointComplete { step, .. } => Some(format!("complete {step}")),
+        Event::CheckpointFailed { step } => Some(format!("failed {step}")),
+        _ => None,
+    };
+    let word = |said: &Said| match said {
+        Said::Event(one) => event(one),
+        Said::Earlier(at, one) => event(one).map(|word| format!("{word}@{}", at / 1000)),
+        Said::Progress(..) | Said::Note(_) => None,
+    };
+    assert_eq!(said.iter().filter_map(word).collect::<Vec<_>>().join(", "), expected, "{script:?}");
+}
+
+#[test]
+fn a_training_that_stands_still_for_a_checkpoint_is_told_from_one_that_does_not() {
+    // Short; long; and one whose step is printed after it.
+    check_disk(&[(1, "step", 5), (3, "begin", 5), (6, "complete", 5)], "begun 5@3, complete 5@6");
+    check_disk(&[(1, "step", 5), (3, "begin", 5), (40, "step", 5), (42, "late complete", 5)], "begun 5@3, complete 5@40");
+    check_disk(&[(3, "begin", 5), (7, "step", 5), (9, "late complete", 5)], "begun 5@3, complete 5@7");
+    // In the background: the first time it is learned.
+    check_disk(
+        &[(1, "step", 5), (3, "begin", 5), (4, "step", 6), (5, "step", 7), (30, "complete", 5), (31, "begin", 9), (60, "complete", 9)],
+        "complete 5@30, complete 9@60",
+    );
+    check_disk(&[(3, "begin", 5), (4, "step", 6), (8, "late complete", 5), (9, "begin", 7)], "complete 5@6");
+    // Without any step nothing speaks against it.
+    check_disk(&[(3, "begin", 5), (14, "x", 0), (20, "complete", 5)], "begun 5@3, complete 5@20");
+}
+
+#[test]
+fn a_checkpoint_that_was_given_up_is_over() {
+    check_disk(&[(3, "begin", 5), (60, "failed", 5)], "begun 5@3, failed 5");
+    check_disk(&[(3, "begin", 5), (60, "begin", 6), (61, "complete", 6)], "begun 5@3, failed 5, begun 6@60, complete 6@61");
+    check_disk(&[(3, "complete", 5), (9, "complete", 5)], "complete 5@3");
+}
+
+#[test]
+fn what_is_seen_on_disk_counts_until_a_hook_speaks_of_a_checkpoint() {
+    check_disk(&[(1, "complete", 1), (2, "hook", 2), (3, "begin", 2), (30, "complete", 2), (31, "x", 0)], "complete 1@1, begun 2");
+    check_disk(&[(1, "begin", 2), (2, "hook", 2), (30, "x", 0)], "begun 2");
 }
 
 #[test]

@@ -43,11 +43,14 @@ fn what_a_training_leaves_at_its_end_is_seen_and_what_was_there_before_is_not() 
         assert!(watch.last_look());
         let path = new.to_string_lossy().into_owned();
         let step = u64::from(epoch);
-        let complete = Seen::Checkpoint(Sighting { phase: Phase::Complete, step, path: path.clone() });
-        let begin = Seen::Checkpoint(Sighting { phase: Phase::Begin, step, path });
-        let seen = until(&mut watch, &Seen::Last);
+        let seen = until(&mut watch, &Seen::Last).into_iter().map(|seen| match seen {
+            Seen::Checkpoint(Sighting { phase, step, path, .. }) => (phase, step, path),
+            other => panic!("{other:?}"),
+        });
+        let (complete, begin) = ((Phase::Complete, step, path.clone()), (Phase::Begin, step, path));
         // Where others may write, it begins, and a moment without changes is waited for.
-        assert_eq!(seen, if alone { vec![complete] } else { vec![begin, complete] });
+        let expected = if alone { vec![complete] } else { vec![begin, complete] };
+        assert_eq!(seen.collect::<Vec<_>>(), expected);
         watch.end();
         assert!(!watch.last_look());
     }
@@ -63,8 +66,11 @@ fn a_file_that_is_renamed_is_told_from_one_that_is_written_in_place() {
     fs::write(folder.path().join("step_2.pt.tmp"), "to be renamed").expect("written");
     assert_eq!(seen.look(&listing(), 1, true).len(), 1, "the temporary one has begun");
     fs::rename(folder.path().join("step_2.pt.tmp"), folder.path().join("step_2.pt")).expect("renamed");
-    let complete = Sighting { phase: Phase::Complete, step: 2, path: "step_2.pt".into() };
-    assert_eq!(seen.look(&listing(), 2, true), [complete]);
+    let complete = seen.look(&listing(), 2, true);
+    let [Sighting { phase: Phase::Complete, step: 2, path, changed }] = complete.as_slice() else { panic!("{complete:?}") };
+    let node = &listing()[1];
+    assert_eq!((path.as_str(), *changed), ("step_2.pt", node.changed));
+    assert!(node.changed >= node.modified && node.changed > 1_700_000_000_000_000_000);
 }
 
 #[test]

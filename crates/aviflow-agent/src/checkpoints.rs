@@ -49,14 +49,38 @@ pub struct Node {
     pub inode: u64,
     /// Of a folder, what is in it.
     pub inside: Option<Vec<Node>>,
-    /// The first bytes of a file that [`wants_text`], and its last.
+    /// The first and the last bytes of a file, as far as they are [`wanted`].
     pub text: Option<(Vec<u8>, Vec<u8>)>,
 }
 
-/// Whether the first and last bytes of a file of that name are wanted.
+impl Node {
+    /// Whether a file ends as `torch.save` ends one: with the record that ends a ZIP archive, which has 22 bytes.
+    fn is_whole_archive(&self) -> bool {
+        let last = self.text.as_ref().map_or(&[][..], |(_, last)| last);
+        last.len().checked_sub(22).is_some_and(|at| last[at..].starts_with(b"PK\x05\x06"))
+    }
+}
+
+/// What of a file is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// Its first bytes and its last.
+    Both,
+    /// Its last bytes, if it was written within [`RECENT_MS`]: there may be many of them, and none of the older counts.
+    End,
+}
+
+/// How long ago a part of a checkpoint may have been written, in milliseconds.
+pub const RECENT_MS: i64 = 7_200_000;
+
+/// What is wanted of a file of that name.
 #[must_use]
-pub fn wants_text(name: &str) -> bool {
-    matches!(name, megatron::TRACKER | deepspeed::LATEST | trainer::STATE | dcp::METADATA)
+pub fn wanted(name: &str) -> Option<Wanted> {
+    match name {
+        megatron::TRACKER | deepspeed::LATEST | trainer::STATE | dcp::METADATA => Some(Wanted::Both),
+        _ if deepspeed::is_part(name) || trainer::is_random_state(name) => Some(Wanted::End),
+        _ => None,
+    }
 }
 
 /// What was seen of a checkpoint.
@@ -96,7 +120,7 @@ struct Found {
 struct Around<'a> {
     /// What is in the same folder.
     siblings: &'a [Node],
-    /// GPUs of the whole gang; 0 if it has none.
+    /// Processes of the whole gang, one for each GPU; 0 if it is not known.
     gpus: u32,
     /// Files and folders that had another, temporary name before.
     renamed: &'a BTreeSet<u64>,
@@ -198,7 +222,7 @@ impl Checkpoints {
             }
             let complete = match found.state {
                 State::Complete => true,
-                State::Settling(ms) => quiet || now >= known.since + ms,
+                State::Settling(ms) => quiet && ms == SETTLE_MS || now >= known.since + ms,
                 State::Partial | State::Superseded => false,
             };
             self.settling |= !known.told && matches!(found.state, State::Settling(SETTLE_MS));
@@ -242,7 +266,7 @@ impl Checkpoints {
         for node in listing {
             let path = if folder.is_empty() { node.name.clone() } else { format!("{folder}/{}", node.name) };
             let checkpoint = megatron::read(node, &around)
-                .or_else(|| trainer::read(node))
+                .or_else(|| trainer::read(node, &around))
                 .or_else(|| deepspeed::read(node, &around))
                 .or_else(|| dcp::read(node))
                 .or_else(|| plain::read(node, &around));

@@ -229,7 +229,9 @@ impl Machine {
                 self.exited(rank, exit, &error, oom_kill, now, &mut out);
             }
             Input::Swept { left, unix_ms, log_end } => self.swept(left, unix_ms, log_end, now, &mut out),
-            input @ (Input::Hook { .. } | Input::Sighted { .. } | Input::Scalars { .. }) => self.told(input, now, &mut out),
+            input @ (Input::Hook { .. } | Input::Sighted { .. } | Input::Scalars { .. }) => {
+                self.told(input, now, &mut out)
+            }
             Input::Line { rank, text } => self.line(rank, &text, now, &mut out),
             Input::Exec { id, output } => self.send(FromAgent::Exec { id, output }, &mut out),
             Input::Terminated => self.terminated(now, &mut out),

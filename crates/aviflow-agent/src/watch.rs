@@ -46,7 +46,7 @@ pub struct Places {
     pub mark: (String, u32),
     /// Whether no other worker writes to these folders.
     pub alone: bool,
-    /// GPUs of the whole gang.
+    /// Processes of the whole gang, one for each GPU.
     pub gpus: u32,
 }
 
@@ -78,7 +78,7 @@ impl Places {
             events,
             mark: (mark.to_owned(), spec.first_rank),
             alone: spec.workers <= 1,
-            gpus: spec.workers.saturating_mul(spec.gpus_per_node),
+            gpus: spec.workers.saturating_mul(spec.gpus_per_node).max(spec.world_size),
         }
     }
 }

@@ -1,8 +1,8 @@
 //! DeepSpeed's checkpoints: `global_step100/` or another tag, beside `latest`, which names the newest.
 //!
 //! `runtime/engine.py`, `save_checkpoint`: each rank writes its parts, and rank 0 writes `latest` after its own
-//! without waiting for the others. So `latest` alone says little: every rank's part of the optimizer must be there,
-//! and the folder must have settled.
+//! without waiting for the others. So `latest` alone says little: every rank's part of the optimizer must be there, each
+//! up to its end, and the folder must have settled.
 
 use super::{Around, DOUBT_MS, Found, Node, SETTLE_MS, State, name};
 use std::collections::BTreeMap;
@@ -26,7 +26,7 @@ pub(super) fn read(node: &Node, around: &Around<'_>) -> Option<Found> {
     Some(Found { step, state })
 }
 
-fn is_part(name: &str) -> bool {
+pub(super) fn is_part(name: &str) -> bool {
     name.ends_with("_model_states.pt") || name.ends_with("_optim_states.pt")
 }
 
@@ -35,7 +35,8 @@ fn parts(inside: &[Node], gpus: u32) -> State {
     let mut ranks: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
     let mut models = false;
     for file in inside.iter().filter(|file| is_part(&file.name)) {
-        if file.size == 0 {
+        // Whoever writes it may have died in the midst of it.
+        if !file.is_whole_archive() {
             return State::Partial;
         }
         models |= file.name.ends_with("_model_states.pt");
@@ -52,12 +53,14 @@ fn parts(inside: &[Node], gpus: u32) -> State {
     let first = counts.next().unwrap_or(Some(0));
     let even = first.is_some() && counts.all(|count| count == first);
     let parts = first.unwrap_or(0) * ranks.len();
-    match (models && even, parts) {
-        (false, _) => State::Partial,
-        // Without partitions of the optimizer, rank 0 writes all.
-        (true, 0) => State::Settling(SETTLE_MS),
-        (true, n) if n == gpus as usize => State::Settling(SETTLE_MS),
-        (true, _) => State::Settling(DOUBT_MS),
+    match (models && even, parts, gpus as usize) {
+        (false, ..) => State::Partial,
+        // Without partitions of the optimizer, the first rank of each part of the model writes it. How many parts there
+        // are does not show.
+        (true, 0, gpus) => State::Settling(if gpus == 1 { SETTLE_MS } else { DOUBT_MS }),
+        (true, _, 0) => State::Settling(DOUBT_MS),
+        (true, parts, gpus) if parts == gpus => State::Settling(SETTLE_MS),
+        (true, ..) => State::Partial,
     }
 }
 

@@ -15,6 +15,9 @@ enum Op {
 }
 use Op::{Mkdir, Open, Remove, Rename, Write};
 
+/// The end of what `torch.save` writes.
+const END: &str = "PK\u{5}\u{6}\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
+
 /// A file system in memory. Each operation takes a second, and so does each look.
 #[derive(Clone, Default)]
 struct Disk {
@@ -96,7 +99,7 @@ impl Disk {
 
     fn fill(&self, list: &mut [Node]) {
         for node in list {
-            if wants_text(&node.name) {
+            if wanted(&node.name).is_some() {
                 let text = self.text.get(&node.inode).cloned().unwrap_or_default().into_bytes();
                 node.text = Some((text.clone(), text));
             }
@@ -300,7 +303,7 @@ fn trainer() {
         Open("out/checkpoint-500/scheduler.pt"),
         Write("out/checkpoint-500/scheduler.pt", "rates"),
         Open("out/checkpoint-500/rng_state_0.pth"),
-        Write("out/checkpoint-500/rng_state_0.pth", "random"),
+        Write("out/checkpoint-500/rng_state_0.pth", END),
         Open("out/checkpoint-500/trainer_state.json"),
         Write("out/checkpoint-500/trainer_state.json", STATE_500),
         Write("out/checkpoint-500/trainer_state.json", "  ]\n}\n"),
@@ -311,8 +314,12 @@ fn trainer() {
     disk.run(Mkdir("out"));
     seen.look(&disk.listing(), 0, false);
     watch(&mut disk, &mut seen, &save, 0);
-    let late = [Open("out/checkpoint-500/rng_state_1.pth"), Write("out/checkpoint-500/rng_state_1.pth", "random")];
-    assert_eq!(watch(&mut disk, &mut seen, &late, 0), ["begin 500 out/checkpoint-500"; 0]);
+    // It may die in the midst of it.
+    let half = [Open("out/checkpoint-500/rng_state_1.pth"), Write("out/checkpoint-500/rng_state_1.pth", "random")];
+    assert_eq!(watch(&mut disk, &mut seen, &half, 200), ["x"; 0]);
+    assert_eq!(seen.look(&disk.listing(), u64::MAX, true), []);
+    let late = [Write("out/checkpoint-500/rng_state_1.pth", END)];
+    assert_eq!(watch(&mut disk, &mut seen, &late, 0), ["x"; 0]);
     assert_eq!(watch(&mut disk, &mut seen, &[], 3), ["complete 500 out/checkpoint-500"]);
 }
 
@@ -343,23 +350,29 @@ fn deepspeed() {
         Mkdir("global_step100"),
         Open("global_step100/mp_rank_00_model_states.pt"),
         Write("global_step100/mp_rank_00_model_states.pt", "weights"),
+        Write("global_step100/mp_rank_00_model_states.pt", END),
         Open("global_step100/bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"),
         Write("global_step100/bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt", "moments"),
+        Write("global_step100/bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt", END),
         Open("latest"),
         Write("latest", "global_step100"),
         Open("global_step100/bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"),
         Write("global_step100/bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt", "moments"),
+        Write("global_step100/bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt", END),
     ];
-    for (cut, expected) in [(6, 0), (7, 0), (8, 0), (9, 1)] {
+    for cut in 0..=save.len() {
         let (mut disk, mut seen) = (Disk::new(), Checkpoints::new(2));
         before.iter().for_each(|op| disk.run(*op));
         seen.look(&disk.listing(), 0, false);
-        let seen = watch(&mut disk, &mut seen, &save[..cut], 30);
-        assert_eq!(seen.iter().filter(|s| s.starts_with("complete 100")).count(), expected, "{cut}: {seen:?}");
+        let mut told = watch(&mut disk, &mut seen, &save[..cut], 100);
+        // All processes are gone.
+        told.extend(shown(&seen.look(&disk.listing(), disk.now as u64 / 1_000_000, true)));
+        let complete = told.iter().filter(|s| s.starts_with("complete 100")).count();
+        assert_eq!(complete, usize::from(cut == save.len()), "{cut}: {told:?}");
     }
     let (mut disk, mut seen) = (Disk::new(), Checkpoints::new(8));
     seen.look(&disk.listing(), 0, false);
-    assert_eq!(watch(&mut disk, &mut seen, &save, 50), ["begin 100 global_step100"], "8 ranks, and 2 parts");
+    assert_eq!(watch(&mut disk, &mut seen, &save, 200), ["begin 100 global_step100"], "8 ranks, and 2 parts");
 }
 
 #[test]

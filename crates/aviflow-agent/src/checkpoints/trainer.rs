@@ -3,14 +3,14 @@
 //! The main process writes weights, then optimizer, scheduler and its random state, then `trainer_state.json`; the
 //! other processes write their random states meanwhile, and nobody waits for them (`trainer.py`, `_save_checkpoint`).
 //! Some versions write to `tmp-checkpoint-500` and rename. Resuming reads all of these, so that half a random state
-//! would break it: the folder must have settled.
+//! would break it: the folder must have settled, and for longer while some processes have not written theirs.
 
-use super::{Found, Node, SETTLE_MS, State};
+use super::{Around, DOUBT_MS, Found, Node, SETTLE_MS, State};
 
 /// Written last by the main process.
 pub(super) const STATE: &str = "trainer_state.json";
 
-pub(super) fn read(node: &Node) -> Option<Found> {
+pub(super) fn read(node: &Node, around: &Around<'_>) -> Option<Found> {
     let inside = node.inside.as_ref()?;
     let (temporary, digits) = match node.name.strip_prefix("tmp-checkpoint-") {
         Some(digits) => (true, digits),
@@ -24,8 +24,21 @@ pub(super) fn read(node: &Node) -> Option<Found> {
         return None;
     }
     let whole = state.is_some_and(|file| is_whole(file, step));
-    let state = if whole && weights && !temporary { State::Settling(SETTLE_MS) } else { State::Partial };
+    // One for each process; a job of one process has `rng_state.pth` instead.
+    let random: Vec<&Node> = inside.iter().filter(|file| is_random_state(&file.name)).collect();
+    let whole = whole && random.iter().all(|file| file.is_whole_archive());
+    let all = random.is_empty() || random.len() == around.gpus as usize;
+    let state = match whole && weights && !temporary {
+        true if all => State::Settling(SETTLE_MS),
+        true => State::Settling(DOUBT_MS),
+        false => State::Partial,
+    };
     Some(Found { step, state })
+}
+
+/// The random state of one of several processes.
+pub(super) fn is_random_state(name: &str) -> bool {
+    name.starts_with("rng_state_") && name.ends_with(".pth")
 }
 
 fn is_weights(node: &Node) -> bool {

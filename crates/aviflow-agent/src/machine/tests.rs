@@ -375,3 +375,20 @@ fn progress_of_the_time_without_a_connection_is_sent_once_it_is_there() {
         (310, welcome(7), "2:first(1)@1-306 progress(2,2)"),
     ]);
 }
+
+/// Time for a line on its way through the machine, as for `output`'s `cost_of_a_line`.
+#[test]
+#[ignore = "a measurement"]
+fn cost_of_a_line_on_its_way() {
+    let mut machine = Machine::new(two_ranks(), 1);
+    for input in [opened(), welcome(1), start(1, 1), Input::Spawned] {
+        machine.on(input, 0);
+    }
+    let text = "2026-02-07 10:00:00,123 - root - INFO - prefetched batch 1234 of shard 17 in 12.5 ms, 4096 tokens, ok";
+    let began = std::time::Instant::now();
+    for n in 0..500_000 {
+        let out = machine.on(Input::Line { rank: 2, text: text.to_owned() }, n / 100);
+        assert!(out.is_empty());
+    }
+    println!("{} ns a line of {} bytes", began.elapsed().as_nanos() / 500_000, text.len());
+}

@@ -1,4 +1,4 @@
-//! Scripts that print a step and a loss in their own words, as nanoGPT, litgpt and llm.c do.
+//! Scripts that print a step and a loss in their own words, as nanoGPT, litgpt, llm.c, torchtune and MaxText do.
 //!
 //! ```text
 //! iter 10: loss 3.2000, time 12.10ms, mfu 3.20%
@@ -6,6 +6,8 @@
 //! Epoch 1 | iter 80 step 20 | loss train: 2.345, val: n/a | iter time: 123.45 ms (step) remaining time: 0:10:00
 //! iter 80: val loss 2.3456, val time: 123.45 ms
 //! step 120/300 loss 2.31 lr 1e-3 tokens/s 1200
+//! Step 5 | loss:1.25 lr:0.0003 tokens_per_second_per_gpu:1234.5
+//! completed step: 7, seconds: 1.234, TFLOP/s/device: 123.4, Tokens/s/device: 4567.8, total_weights: 65536, loss: 7.654
 //! Epoch [2/5], Step [100/600], Loss: 0.2345
 //! ```
 
@@ -17,7 +19,7 @@ use crate::protocol::Progress;
 const STEPS: [&str; 4] = ["iteration", "global_step", "step", "iter"];
 
 /// Spellings of values and their names; the first that is found wins.
-const VALUES: [(&str, &str); 30] = [
+const VALUES: [(&str, &str); 33] = [
     ("lm loss", "loss"),
     ("train loss", "loss"),
     ("training loss", "loss"),
@@ -37,6 +39,9 @@ const VALUES: [(&str, &str); 30] = [
     ("learning rate", "learning_rate"),
     ("learning_rate", "learning_rate"),
     ("lr", "learning_rate"),
+    ("tokens_per_second_per_gpu", "tokens_per_second_per_gpu"),
+    ("tokens/s/device", "tokens_per_second_per_gpu"),
+    ("tflop/s/device", "tflops_per_gpu"),
     ("tokens_per_second", "tokens_per_second"),
     ("tokens/s", "tokens_per_second"),
     ("tokens/sec", "tokens_per_second"),
@@ -84,7 +89,10 @@ pub(super) fn read(line: &str) -> Option<Seen> {
         return (!values.is_empty()).then_some(Seen::Evaluation(step, values));
     }
     let (mut step, mut total_steps) = step?;
-    if let Some(ms) = TIMES.iter().find_map(|name| scan::after(line, name).and_then(milliseconds)) {
+    let time = || TIMES.iter().find_map(|name| scan::after(line, name).and_then(milliseconds));
+    // MaxText says the unit alone.
+    let seconds = || scan::value(line, "seconds").filter(|_| line.contains("completed step")).map(|s| s * 1000.0);
+    if let Some(ms) = time().or_else(seconds) {
         put(&mut values, "iteration_ms", ms);
     }
     if let (Some((epoch, Some(epochs))), Some(steps)) = (scan::count(line, "epoch"), total_steps) {

@@ -211,6 +211,18 @@ fn plain_loops() {
 }
 
 #[test]
+fn torchtune_and_maxtext() {
+    check(
+        "Step 5 | loss:1.25 lr:0.0003 tokens_per_second_per_gpu:1234.5 peak_memory_active:12.1",
+        "5 learning_rate=0.0003 loss=1.25 tokens_per_second_per_gpu=1234.5",
+    );
+    check(
+        "completed step: 7, seconds: 1.25, TFLOP/s/device: 123.4, Tokens/s/device: 4567.8, total_weights: 65536, loss: 7.654",
+        "7 iteration_ms=1250 loss=7.654 tflops_per_gpu=123.4 tokens_per_second_per_gpu=4567.8",
+    );
+}
+
+#[test]
 fn litgpt() {
     check(
         "Epoch 1 | iter 80 step 20 | loss train: 2.345, val: n/a | iter time: 123.45 ms (step) remaining time: 0:10:00",
@@ -239,6 +251,10 @@ fn json_lines() {
     check(
         r#"{"current_steps": 5, "total_steps": 50, "loss": 1.5, "lr": 5e-06, "epoch": 0.3, "throughput": 512.5, "total_tokens": 4096}"#,
         "5/50 tokens 4096 epoch=0.3 learning_rate=0.000005 loss=1.5 tokens_per_second=512.5",
+    );
+    check(
+        r#"{"step": 10, "note": "no \" NaN here", "loss": NaN, "grad_norm": -Infinity, "lr": Infinity}"#,
+        "10 grad_norm=-Infinity learning_rate=Infinity loss=NaN",
     );
     check(r#"{"step": 10, "eval_loss": 2.5, "learning_rate": 3}"#, "evaluation 10 eval_loss=2.5");
     check(r#"{"step": 10, "mfu": 41.5, "step_time": 0.25}"#, "10 iteration_ms=250 mfu=0.415");

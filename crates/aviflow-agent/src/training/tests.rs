@@ -243,13 +243,19 @@ fn check_disk(script: &[(u64, &str, u64)], expected: &str) {
         }
         // Seen two seconds late.
         let (what, at) = what.strip_prefix("late ").map_or((*what, now), |what| (what, now - 2000));
-        let mut see = |phase| training.sighted(Sighting { phase, step: *step, path: "/c".into(), changed: 0 }, at, &mut said);
+        let mut see =
+            |phase| training.sighted(Sighting { phase, step: *step, path: "/c".into(), changed: 0 }, at, &mut said);
         match what {
             "begin" => see(Phase::Begin),
             "complete" => see(Phase::Complete),
             "failed" => see(Phase::Failed),
             "hook" => {
-                training.hook(0, Message::Checkpoint { phase: Phase::Begin, step: *step, path: "/c".into() }, now, &mut said);
+                training.hook(
+                    0,
+                    Message::Checkpoint { phase: Phase::Begin, step: *step, path: "/c".into() },
+                    now,
+                    &mut said,
+                );
             }
             _ => training.hook(0, metrics(*step), now, &mut said),
         }
@@ -272,11 +278,22 @@ fn check_disk(script: &[(u64, &str, u64)], expected: &str) {
 fn a_training_that_stands_still_for_a_checkpoint_is_told_from_one_that_does_not() {
     // Short; long; and one whose step is printed after it.
     check_disk(&[(1, "step", 5), (3, "begin", 5), (6, "complete", 5)], "begun 5@3, complete 5@6");
-    check_disk(&[(1, "step", 5), (3, "begin", 5), (40, "step", 5), (42, "late complete", 5)], "begun 5@3, complete 5@40");
+    check_disk(
+        &[(1, "step", 5), (3, "begin", 5), (40, "step", 5), (42, "late complete", 5)],
+        "begun 5@3, complete 5@40",
+    );
     check_disk(&[(3, "begin", 5), (7, "step", 5), (9, "late complete", 5)], "begun 5@3, complete 5@7");
     // In the background: the first time it is learned.
     check_disk(
-        &[(1, "step", 5), (3, "begin", 5), (4, "step", 6), (5, "step", 7), (30, "complete", 5), (31, "begin", 9), (60, "complete", 9)],
+        &[
+            (1, "step", 5),
+            (3, "begin", 5),
+            (4, "step", 6),
+            (5, "step", 7),
+            (30, "complete", 5),
+            (31, "begin", 9),
+            (60, "complete", 9),
+        ],
         "complete 5@30, complete 9@60",
     );
     check_disk(&[(3, "begin", 5), (4, "step", 6), (8, "late complete", 5), (9, "begin", 7)], "complete 5@6");
@@ -287,13 +304,19 @@ fn a_training_that_stands_still_for_a_checkpoint_is_told_from_one_that_does_not(
 #[test]
 fn a_checkpoint_that_was_given_up_is_over() {
     check_disk(&[(3, "begin", 5), (60, "failed", 5)], "begun 5@3, failed 5");
-    check_disk(&[(3, "begin", 5), (60, "begin", 6), (61, "complete", 6)], "begun 5@3, failed 5, begun 6@60, complete 6@61");
+    check_disk(
+        &[(3, "begin", 5), (60, "begin", 6), (61, "complete", 6)],
+        "begun 5@3, failed 5, begun 6@60, complete 6@61",
+    );
     check_disk(&[(3, "complete", 5), (9, "complete", 5)], "complete 5@3");
 }
 
 #[test]
 fn what_is_seen_on_disk_counts_until_a_hook_speaks_of_a_checkpoint() {
-    check_disk(&[(1, "complete", 1), (2, "hook", 2), (3, "begin", 2), (30, "complete", 2), (31, "x", 0)], "complete 1@1, begun 2");
+    check_disk(
+        &[(1, "complete", 1), (2, "hook", 2), (3, "begin", 2), (30, "complete", 2), (31, "x", 0)],
+        "complete 1@1, begun 2",
+    );
     check_disk(&[(1, "begin", 2), (2, "hook", 2), (30, "x", 0)], "begun 2");
 }
 

@@ -1,9 +1,10 @@
 //! Listing a folder of checkpoints.
 
-use crate::checkpoints::{Node, wants_text};
+use crate::checkpoints::{Node, RECENT_MS, Wanted, wanted};
 use std::fs::{self, File, Metadata};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Files and folders of a listing; a folder with more is not looked at.
 pub(super) const MOST: usize = 20_000;
@@ -22,11 +23,13 @@ pub(super) fn list(folder: &Path) -> Option<Vec<Node>> {
     if matches!(fs::symlink_metadata(folder), Err(e) if e.kind() == std::io::ErrorKind::NotFound) {
         return Some(Vec::new());
     }
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+    let since = i64::try_from(now).unwrap_or(i64::MAX).saturating_sub(RECENT_MS * 1_000_000);
     let mut left = MOST;
-    inside(folder, DEPTH, &mut left)
+    inside(folder, DEPTH, &mut left, since)
 }
 
-fn inside(folder: &Path, depth: usize, left: &mut usize) -> Option<Vec<Node>> {
+fn inside(folder: &Path, depth: usize, left: &mut usize, since: i64) -> Option<Vec<Node>> {
     let mut nodes = Vec::new();
     for entry in fs::read_dir(folder).ok()?.flatten() {
         *left = left.checked_sub(1)?;
@@ -36,14 +39,21 @@ fn inside(folder: &Path, depth: usize, left: &mut usize) -> Option<Vec<Node>> {
         let mut node = node(name, &metadata);
         if metadata.is_dir() {
             let empty = || Some(Vec::new());
-            node.inside =
-                if depth > 0 && *left > 0 { inside(&entry.path(), depth - 1, left).or_else(empty) } else { empty() };
+            node.inside = if depth > 0 && *left > 0 {
+                inside(&entry.path(), depth - 1, left, since).or_else(empty)
+            } else {
+                empty()
+            };
             if *left == 0 {
                 return None;
             }
         } else if metadata.is_file() {
             node.size = metadata.len();
-            node.text = wants_text(&node.name).then(|| text(&entry.path())).flatten();
+            node.text = match wanted(&node.name) {
+                Some(Wanted::Both) => text(&entry.path(), FIRST),
+                Some(Wanted::End) if node.modified >= since => text(&entry.path(), 0),
+                Some(Wanted::End) | None => None,
+            };
         } else {
             continue;
         }
@@ -64,10 +74,10 @@ fn node(name: String, metadata: &Metadata) -> Node {
     }
 }
 
-fn text(path: &Path) -> Option<(Vec<u8>, Vec<u8>)> {
+fn text(path: &Path, first: usize) -> Option<(Vec<u8>, Vec<u8>)> {
     let file = File::open(path).ok()?;
     let length = file.metadata().ok()?.len();
-    Some((piece(&file, 0, FIRST)?, piece(&file, length.saturating_sub(LAST as u64), LAST)?))
+    Some((piece(&file, 0, first)?, piece(&file, length.saturating_sub(LAST as u64), LAST)?))
 }
 
 fn piece(file: &File, at: u64, most: usize) -> Option<Vec<u8>> {

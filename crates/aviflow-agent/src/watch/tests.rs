@@ -67,7 +67,9 @@ fn a_file_that_is_renamed_is_told_from_one_that_is_written_in_place() {
     assert_eq!(seen.look(&listing(), 1, true).len(), 1, "the temporary one has begun");
     fs::rename(folder.path().join("step_2.pt.tmp"), folder.path().join("step_2.pt")).expect("renamed");
     let complete = seen.look(&listing(), 2, true);
-    let [Sighting { phase: Phase::Complete, step: 2, path, changed }] = complete.as_slice() else { panic!("{complete:?}") };
+    let [Sighting { phase: Phase::Complete, step: 2, path, changed }] = complete.as_slice() else {
+        panic!("{complete:?}")
+    };
     let node = &listing()[1];
     assert_eq!((path.as_str(), *changed), ("step_2.pt", node.changed));
     assert!(node.changed >= node.modified && node.changed > 1_700_000_000_000_000_000);

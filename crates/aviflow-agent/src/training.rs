@@ -27,6 +27,10 @@ pub const FACTS_MS: u64 = 1000;
 /// is written through it, but to another stream.
 pub const BAR_WAIT_MS: u64 = 1000;
 
+/// How long they wait for the bar of the very next step, in milliseconds: a bar is ended by the one after it, so that
+/// the first that comes may be of the step before. Where steps are shorter than this, the first is right.
+pub const NEXT_BAR_MS: u64 = 250;
+
 /// How long a checkpoint that was seen to begin must stand alone, without a step, until it is told, in milliseconds.
 pub const STANDS_STILL_MS: u64 = 10_000;
 
@@ -76,10 +80,21 @@ struct Rank {
     bar: Option<(u64, u64)>,
     /// How many steps the bar of the training has, as its dictionaries came with it. Others are of evaluations.
     bar_of: Option<u64>,
-    /// Values that wait for their bar, since when.
-    waiting: Option<(u64, Option<u64>, Values)>,
+    /// Values that wait for their bar.
+    waiting: Option<Waiting>,
     sent_at: Option<u64>,
     pending: Option<(u64, Progress)>,
+}
+
+/// Values whose step a bar names.
+#[derive(Debug)]
+struct Waiting {
+    /// Until when.
+    until: u64,
+    tokens: Option<u64>,
+    values: Values,
+    /// A bar came: done, and of how many.
+    bar: Option<(u64, u64)>,
 }
 
 /// A checkpoint that was seen to begin on disk.
@@ -179,27 +194,39 @@ impl Training {
             Seen::Evaluation(step, values) => self.evaluated(rank, step, values, now, said),
             Seen::Bar(step, total) => {
                 state.bar = Some((step, total));
-                if let Some((_, tokens, values)) = state.waiting.take() {
-                    state.bar_of = Some(total);
-                    let progress = Progress { step, total_steps: Some(total), tokens, values };
-                    self.told(rank, progress, now, said);
-                } else if state.bar_of == Some(total) && state.last_step.is_none_or(|last| step > last) {
-                    let progress = Progress { step, total_steps: Some(total), ..Progress::default() };
-                    self.told(rank, progress, now, said);
+                let Some(waiting) = &mut state.waiting else {
+                    if state.bar_of == Some(total) && state.last_step.is_none_or(|last| step > last) {
+                        let progress = Progress { step, total_steps: Some(total), ..Progress::default() };
+                        self.told(rank, progress, now, said);
+                    }
+                    return;
+                };
+                match waiting.bar {
+                    // No step has been done yet, so that the values are of another.
+                    None if step == 0 => {}
+                    None => (waiting.bar, waiting.until) = (Some((step, total)), now + NEXT_BAR_MS),
+                    Some((first, of)) => {
+                        let next = step == first + 1 && total == of;
+                        waiting.bar = Some(if next { (step, total) } else { (first, of) });
+                        self.settle_values(rank, now, said);
+                    }
                 }
             }
             Seen::Values(tokens, values) => {
                 self.settle_values(rank, now, said);
-                self.ranks.entry(rank).or_default().waiting = Some((now, tokens, values));
+                let waiting = Waiting { until: now + BAR_WAIT_MS, tokens, values, bar: None };
+                self.ranks.entry(rank).or_default().waiting = Some(waiting);
             }
         }
     }
 
-    /// Gives values that waited for their bar in vain the step of the latest one.
+    /// Gives values that waited the step of the bar that came, or of the latest one.
     fn settle_values(&mut self, rank: u32, now: u64, said: &mut Vec<Said>) {
         let Some(state) = self.ranks.get_mut(&rank) else { return };
-        let Some((_, tokens, values)) = state.waiting.take() else { return };
-        if let Some((step, total)) = state.bar.filter(|(_, total)| state.bar_of.is_none_or(|of| of == *total)) {
+        let Some(Waiting { tokens, values, bar, .. }) = state.waiting.take() else { return };
+        let before = state.bar.filter(|(step, total)| *step > 0 && state.bar_of.is_none_or(|of| of == *total));
+        if let Some((step, total)) = bar.or(before) {
+            state.bar_of = Some(total);
             self.told(rank, Progress { step, total_steps: Some(total), tokens, values }, now, said);
         }
     }
@@ -417,7 +444,7 @@ impl Training {
     pub fn due(&self) -> Option<u64> {
         let due = |r: &Rank| r.pending.as_ref().map(|_| r.sent_at.map_or(0, |sent| sent + PROGRESS_MS));
         let facts = (!self.changed.is_empty()).then(|| self.facts_told_at.map_or(0, |told| told + FACTS_MS));
-        let waiting = self.ranks.values().filter_map(|r| r.waiting.as_ref().map(|(at, ..)| at + BAR_WAIT_MS));
+        let waiting = self.ranks.values().filter_map(|r| r.waiting.as_ref().map(|w| w.until));
         self.ranks.values().filter_map(due).chain(facts).chain(waiting).chain(self.begun_due()).min()
     }
 
@@ -425,7 +452,7 @@ impl Training {
     pub fn flush(&mut self, now: u64, all: bool, said: &mut Vec<Said>) {
         self.tell_changed(now, all, said);
         self.settle_begun(now, said);
-        let over = |r: &Rank| r.waiting.as_ref().is_some_and(|(at, ..)| all || now >= at + BAR_WAIT_MS);
+        let over = |r: &Rank| r.waiting.as_ref().is_some_and(|w| all || now >= w.until);
         let over: Vec<u32> = self.ranks.iter().filter(|(_, state)| over(state)).map(|(rank, _)| *rank).collect();
         for rank in over {
             self.settle_values(rank, now, said);

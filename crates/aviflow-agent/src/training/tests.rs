@@ -149,7 +149,8 @@ fn a_dictionary_has_the_step_of_the_bar_that_follows_it() {
         (0, "  0%|          | 0/100 [00:00<?, ?it/s]"),
         (900, "  9%|▉         | 9/100 [00:09<01:31,  1.0it/s]"),
         (1000, report),
-        (1001, " 10%|█         | 10/100 [00:10<01:30,  1.0it/s]"),
+        (1000, "  9%|▉         | 9/100 [00:09<01:31,  1.0it/s]"),
+        (1200, " 10%|█         | 10/100 [00:10<01:30,  1.0it/s]"),
         // An evaluation has a bar of its own, which starts anew.
         (2000, " 50%|█████     | 20/40 [00:10<00:10,  2.0it/s]"),
         (3000, "{'eval_loss': 3.0, 'eval_runtime': 3.2, 'epoch': 0.1}"),
@@ -324,16 +325,19 @@ fn what_is_seen_on_disk_counts_until_a_hook_speaks_of_a_checkpoint() {
 fn a_bar_does_not_hide_the_values_before_it() {
     let mut training = Training::default();
     let mut said = Vec::new();
-    for text in [
-        "{'loss': 2.5}",
-        " 10%|█ | 10/100 [00:10<01:30]",
-        "{'loss': 2.4}",
-        " 20%|█ | 20/100 [00:10<01:30]",
-        " 21%|█ | 21/100 [00:10<01:30]",
+    for (now, text) in [
+        (0, "{'loss': 2.5}"),
+        (10, " 10%|█ | 10/100 [00:10<01:30]"),
+        (300, "{'loss': 2.4}"),
+        (310, " 20%|█ | 20/100 [00:10<01:30]"),
+        (320, " 22%|█ | 22/100 [00:10<01:30]"),
+        (330, " 23%|█ | 23/100 [00:10<01:30]"),
     ] {
-        training.output(0, line(text), 0, &mut said);
+        training.flush(now, false, &mut said);
+        training.output(0, line(text), now, &mut said);
     }
-    training.flush(200, false, &mut said);
+    training.flush(600, false, &mut said);
     let loss = || names(&["loss"]);
-    assert_eq!(progress(&said), [(0, 10, loss()), (0, 20, loss()), (0, 21, vec![])]);
+    // Steps are short here: the first bar is the one that was drawn with the values.
+    assert_eq!(progress(&said), [(0, 10, loss()), (0, 20, loss()), (0, 23, vec![])]);
 }

@@ -118,7 +118,7 @@ struct Found {
 
 /// What a recogniser may know beside the listing.
 struct Around<'a> {
-    /// What is in the same folder.
+    /// What is in the same folder, by name.
     siblings: &'a [Node],
     /// Processes of the whole gang, one for each GPU; 0 if it is not known.
     gpus: u32,
@@ -128,7 +128,8 @@ struct Around<'a> {
 
 impl Around<'_> {
     fn sibling(&self, name: &str) -> Option<&Node> {
-        self.siblings.iter().find(|node| node.name == name)
+        let at = self.siblings.binary_search_by(|node| node.name.as_str().cmp(name)).ok()?;
+        self.siblings.get(at)
     }
 }
 
@@ -194,7 +195,8 @@ impl Checkpoints {
         Self { gpus, ..Self::default() }
     }
 
-    /// Takes a listing at `now`, in milliseconds of any monotonic clock. The first tells what was there before.
+    /// Takes a listing at `now`, in milliseconds of any monotonic clock, in the order of names in each folder. The first
+    /// tells what was there before.
     ///
     /// With `quiet`, nobody is left who could change anything.
     pub fn look(&mut self, listing: &[Node], now: u64, quiet: bool) -> Vec<Sighting> {

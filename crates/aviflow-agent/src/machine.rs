@@ -229,8 +229,12 @@ impl Machine {
                 self.exited(rank, exit, &error, oom_kill, now, &mut out);
             }
             Input::Swept { left, unix_ms, log_end } => self.swept(left, unix_ms, log_end, now, &mut out),
-            input @ (Input::Hook { .. } | Input::Sighted { .. } | Input::Scalars { .. }) => {
-                self.told(input, now, &mut out)
+            Input::Hook { rank, message } => self.told(now, &mut out, |t, said| t.hook(rank, message, now, said)),
+            Input::Sighted { sighting, ago_ms } => {
+                self.told(now, &mut out, |t, said| t.sighted(sighting, now.saturating_sub(ago_ms), said));
+            }
+            Input::Scalars { rank, step, values, ago_ms } => {
+                self.told(now, &mut out, |t, said| t.scalars(rank, step, values, now.saturating_sub(ago_ms), said));
             }
             Input::Line { rank, text } => self.line(rank, &text, now, &mut out),
             Input::Exec { id, output } => self.send(FromAgent::Exec { id, output }, &mut out),

@@ -51,13 +51,8 @@ pub struct Places {
 }
 
 /// Variables that name folders of event files.
-const EVENT_FOLDERS: [&str; 5] = [
-    "TENSORBOARD_LOGGING_DIR",
-    "TENSORBOARD_LOG_DIR",
-    "TENSORBOARD_DIR",
-    "AVIFLOW_OUTPUT_DIR",
-    "AVIFLOW_CHECKPOINT_DIR",
-];
+const EVENT_FOLDERS: [&str; 4] =
+    ["TENSORBOARD_LOGGING_DIR", "TENSORBOARD_LOG_DIR", "TENSORBOARD_DIR", "AVIFLOW_OUTPUT_DIR"];
 
 impl Places {
     /// The places of a worker's epoch, by the variables that its ranks get.
@@ -69,7 +64,7 @@ impl Places {
         };
         let outputs = (0..8).filter_map(|n| folder(&format!("AVIFLOW_OUTPUT_{n}")));
         let mut events: Vec<PathBuf> = EVENT_FOLDERS.iter().filter_map(|name| folder(name)).collect();
-        events.extend(outputs.chain([spec.cwd.clone()]));
+        events.extend(outputs.chain([spec.cwd.clone()]).chain(folder("AVIFLOW_CHECKPOINT_DIR")));
         let mut known = BTreeSet::new();
         events.retain(|place| known.insert(place.clone()));
         Self {

@@ -1,30 +1,20 @@
 //! What is heard of the training: from lines, hooks and files to what is said of it.
 
-use super::{Input, Machine, Output, Phase};
+use super::{Machine, Output, Phase};
 use crate::log::plain;
 use crate::output;
 use crate::protocol::{Event, FromAgent};
-use crate::training::Said;
+use crate::training::{Said, Training};
 
 impl Machine {
     /// Takes what a hook or a file told.
-    pub(super) fn told(&mut self, input: Input, now: u64, out: &mut Vec<Output>) {
+    pub(super) fn told(&mut self, now: u64, out: &mut Vec<Output>, told: impl FnOnce(&mut Training, &mut Vec<Said>)) {
         // Nobody of the worker is left to speak: the end is the last event.
-        if self.phase == Phase::Ended {
-            return;
+        if self.phase != Phase::Ended {
+            let mut said = Vec::new();
+            told(&mut self.training, &mut said);
+            self.say(said, now, out);
         }
-        let mut said = Vec::new();
-        match input {
-            Input::Hook { rank, message } => self.training.hook(rank, message, now, &mut said),
-            Input::Sighted { sighting, ago_ms } => {
-                self.training.sighted(sighting, now.saturating_sub(ago_ms), &mut said);
-            }
-            Input::Scalars { rank, step, values, ago_ms } => {
-                self.training.scalars(rank, step, values, now.saturating_sub(ago_ms), &mut said);
-            }
-            _ => {}
-        }
-        self.say(said, now, out);
     }
 
     pub(super) fn line(&mut self, rank: u32, text: &str, now: u64, out: &mut Vec<Output>) {

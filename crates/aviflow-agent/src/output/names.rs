@@ -12,7 +12,7 @@
 //! | `iteration_ms` | time of a step, in milliseconds |
 //! | `mfu` | model FLOPs utilization, as a fraction |
 //! | `tflops_per_gpu` | model TFLOP/s of one GPU |
-//! | `memory_gib` | highest memory that the allocator reserved on a GPU, in GiB |
+//! | `memory_gib` | memory that the allocator reserves on a GPU, in GiB |
 //! | `epoch` | passes over the data, with fractions |
 //! | `skipped_iterations`, `nan_iterations` | of Megatron, since its last report |
 
@@ -87,7 +87,7 @@ const KEYS: &[(&str, &str, f64)] = &[
     ("memory_gib", "memory_gib", 1.0),
     ("memory/max_reserved(gib)", "memory_gib", 1.0),
     ("vram_reserved", "memory_gib", 1.0),
-    ("mem-max-reserved-bytes", "memory_gib", 1.0 / (1u64 << 30) as f64),
+    ("mem-reserved-bytes", "memory_gib", 1.0 / (1u64 << 30) as f64),
     ("epoch", "epoch", 1.0),
 ];
 

@@ -275,6 +275,38 @@ fn json_lines() {
 }
 
 #[test]
+fn tags_of_event_files_have_the_same_names() {
+    for (tag, value, expected) in [
+        // transformers.
+        ("train/loss", 2.5, Some(("loss", 2.5))),
+        ("train/grad_norm", 2.5, Some(("grad_norm", 2.5))),
+        ("train/learning_rate", 2.5, Some(("learning_rate", 2.5))),
+        ("eval/loss", 2.5, Some(("eval_loss", 2.5))),
+        ("train/train_loss", 2.5, None),
+        // torchtitan.
+        ("loss_metrics/global_avg_loss", 2.5, Some(("loss", 2.5))),
+        ("loss_metrics/global_max_loss", 2.5, None),
+        ("validation_metrics/loss", 2.5, Some(("eval_loss", 2.5))),
+        ("throughput(tps)", 2.5, Some(("tokens_per_second_per_gpu", 2.5))),
+        ("mfu(%)", 50.0, Some(("mfu", 0.5))),
+        ("time_metrics/end_to_end(s)", 0.5, Some(("iteration_ms", 500.0))),
+        ("memory/max_reserved(GiB)", 2.5, Some(("memory_gib", 2.5))),
+        // Megatron.
+        ("lm loss", 2.5, Some(("loss", 2.5))),
+        ("lm loss vs samples", 2.5, None),
+        ("lm loss validation", 2.5, Some(("eval_loss", 2.5))),
+        ("iteration-time", 0.5, Some(("iteration_ms", 500.0))),
+        ("grad-norm", 2.5, Some(("grad_norm", 2.5))),
+        // nanoGPT.
+        ("mfu", -100.0, None),
+        ("mfu", 41.0, Some(("mfu", 0.41))),
+    ] {
+        assert_eq!(names::named(tag, value), expected, "{tag}");
+    }
+    assert_eq!(names::named(&"loss".repeat(1000), 1.0), None);
+}
+
+#[test]
 fn other_lines_are_no_progress() {
     for line in [
         "loading step 5 of the pipeline",

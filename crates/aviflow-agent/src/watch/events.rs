@@ -18,7 +18,7 @@ const PREFIX: &str = "events.out.tfevents.";
 /// Files that are followed at one time.
 const MOST_FILES: usize = 32;
 
-/// Entries that a search looks at.
+/// Entries that a search looks at below each place.
 const MOST_ENTRIES: usize = 5000;
 
 /// Folders within folders that are searched.
@@ -74,13 +74,18 @@ impl EventFiles {
             let rarer = if self.followed.is_empty() && self.searches > PATIENCE { 6 } else { 1 };
             self.search_at = now + if self.searches == 1 { 0 } else { SEARCH_MS * rarer };
         }
-        self.followed.retain(|_, followed| followed.read(&mut seen));
+        let over = |(path, followed): (&PathBuf, &mut Followed)| (!followed.read(&mut seen)).then(|| path.clone());
+        let over: Vec<PathBuf> = self.followed.iter_mut().filter_map(over).collect();
+        for path in over {
+            self.followed.remove(&path);
+            self.others.insert(path);
+        }
     }
 
     fn search(&mut self) {
         let mut found = Vec::new();
-        let mut left = MOST_ENTRIES;
         for place in &self.places {
+            let mut left = MOST_ENTRIES;
             find(place, DEPTH, &mut left, &mut found);
         }
         let first = std::mem::replace(&mut self.baseline, false);

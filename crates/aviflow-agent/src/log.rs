@@ -184,8 +184,16 @@ impl Splitter {
 
 /// Bytes as text that is safe in a line of the stream.
 fn clean(bytes: &[u8]) -> String {
+    if is_plain(bytes) {
+        return String::from_utf8_lossy(bytes).into_owned();
+    }
     let text = String::from_utf8_lossy(bytes);
     if text.chars().any(unwanted) { text.chars().filter(|c| !unwanted(*c)).collect() } else { text.into_owned() }
+}
+
+/// Whether bytes are printable ASCII, as those of most lines are: cheap, and there is nothing to be done with them.
+fn is_plain(bytes: &[u8]) -> bool {
+    bytes.iter().all(|b| matches!(b, b' '..=b'~'))
 }
 
 fn unwanted(c: char) -> bool {
@@ -195,7 +203,7 @@ fn unwanted(c: char) -> bool {
 /// A text without escape sequences and control characters, for people and for reading progress.
 #[must_use]
 pub fn plain(text: &str) -> Cow<'_, str> {
-    if !text.contains(char::is_control) {
+    if is_plain(text.as_bytes()) || !text.contains(char::is_control) {
         return Cow::Borrowed(text);
     }
     let mut plain = String::with_capacity(text.len());

@@ -35,7 +35,7 @@ const VALUES: [(&str, &str); 33] = [
     ("grad norm", "grad_norm"),
     ("grad_norm", "grad_norm"),
     ("gnorm", "grad_norm"),
-    ("norm", "grad_norm"),
+    ("| norm", "grad_norm"),
     ("learning rate", "learning_rate"),
     ("learning_rate", "learning_rate"),
     ("lr", "learning_rate"),
@@ -47,8 +47,8 @@ const VALUES: [(&str, &str); 33] = [
     ("tokens/sec", "tokens_per_second"),
     ("tok/s", "tokens_per_second"),
     ("tok/sec", "tokens_per_second"),
-    ("tps", "tokens_per_second_per_gpu"),
-    ("wps", "tokens_per_second_per_gpu"),
+    ("tps", "tokens_per_second"),
+    ("wps", "tokens_per_second"),
     ("samples/s", "samples_per_second"),
     ("samples_per_second", "samples_per_second"),
     ("mfu", "mfu"),
@@ -106,11 +106,12 @@ pub(super) fn read(line: &str) -> Option<Seen> {
     Some(Seen::Step(Progress { step, total_steps, tokens: None, values }))
 }
 
-/// Whether a line says, before its loss, that it is about data that is held out.
+/// Whether a line says, before its loss, that it is about data that is held out. A part of a longer word, such as a
+/// job's name, does not say so.
 fn held_out(line: &str) -> bool {
     let Some(loss) = line.find("loss") else { return false };
-    let mut words = line[..loss].split(|c: char| !c.is_ascii_alphanumeric() && c != '_' && c != '/');
-    words.any(|word| scan::HELD_OUT.contains(&word))
+    let mut words = line[..loss].split(|c: char| !c.is_alphanumeric() && !matches!(c, '_' | '/' | '-' | '.'));
+    words.any(|word| word != "dev" && scan::HELD_OUT.contains(&word))
 }
 
 /// `12.10ms`, `123 ms`, `1.5s`: none without a unit, as it may be anything.

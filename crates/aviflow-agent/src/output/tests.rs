@@ -237,6 +237,8 @@ fn evaluations_are_no_steps() {
     check("Validation | step 100 | loss 2.3", "evaluation 100 eval_loss=2.3");
     check("[eval] step 100 loss: 2.3", "evaluation 100 eval_loss=2.3");
     check("step 100: val_loss=2.5", "evaluation 100 eval_loss=2.5");
+    // Names that only sound like it.
+    check("[my-test-run] dev node-1.eval step 100 loss: 2.3 params norm: 3", "100 loss=2.3");
     check("test loss 2.5 at step 100", "-");
     check("step 100 | loss 2.3 | val_loss 2.5", "100 eval_loss=2.5 loss=2.3");
 }

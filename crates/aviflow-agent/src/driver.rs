@@ -6,7 +6,7 @@
 
 use crate::exec::{self, Commands};
 use crate::guardian::Post;
-use crate::hooks::Hooks;
+use crate::hooks::{Hooks, Phase};
 use crate::link::Link;
 use crate::log::Source;
 use crate::machine::{Input, Machine, Output, Signal};
@@ -16,12 +16,13 @@ use crate::protocol::{ExecOutput, FromAgent, LOG_CHUNK, WorkerSpec, files};
 use crate::ranks::{Lines, Now, Ranks};
 use crate::spool::{self, Spool};
 use crate::sys::{self, Poll, Signals};
+use crate::watch::{self, Places, Watch};
 use crate::wiring::{self, Launch};
-use crate::{folder, guardian, process, sweep};
+use crate::{cgroup, folder, guardian, process, sweep};
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -30,6 +31,9 @@ pub const ALIVE_MS: u64 = 10_000;
 
 /// Bytes on their way to a slow control plane from which on no log is added.
 const LOG_WAITS: usize = 256 << 10;
+
+/// Files whose times say that something is older than this, in milliseconds, are not believed: it is new.
+const OLDEST_MS: u64 = 600_000;
 
 /// Bytes from which on progress is dropped and commands wait.
 const PROGRESS_WAITS: usize = 1 << 20;
@@ -80,6 +84,14 @@ struct Driver {
     /// The log is closed: its end has been told.
     ended: bool,
     exit: Option<bool>,
+    /// Kills for lack of memory before the ranks started.
+    oom_kills: Option<u64>,
+    /// None if there can be no thread.
+    watch: Option<Watch>,
+    /// An epoch is to begin once the first look is over, or then.
+    first_look: Option<(u64, Launch)>,
+    /// Nobody is left, and the last look is waited for until then.
+    last_look: Option<u64>,
 }
 
 impl Driver {
@@ -108,6 +120,10 @@ impl Driver {
         let pinned = spec.authority.as_deref().map(Pinned::to).transpose();
         let pinned =
             pinned.map_err(|e| format!("the control plane's authority in the worker's spec is of no use: {e}"))?;
+        let watch = Watch::start();
+        if let Err(e) = &watch {
+            complain(&format!("checkpoints and event files are not looked for: {e}"));
+        }
         let spool = Spool::open(spool::Folder::new(folder.join(files::LOG)), spec.log_buffer, spec.first_rank);
         Ok(Self {
             link: Link::new(spec.control.clone(), pinned),
@@ -133,6 +149,10 @@ impl Driver {
             touched: 0,
             ended: false,
             exit: None,
+            oom_kills: None,
+            watch: watch.ok(),
+            first_look: None,
+            last_look: None,
         })
     }
 
@@ -209,13 +229,18 @@ impl Driver {
         self.peers.watch(poll, now);
         self.ranks.watch(poll);
         self.commands.watch(poll, self.link.waiting() > PROGRESS_WAITS);
+        if let Some(watch) = &mut self.watch {
+            watch.watch(poll);
+        }
         places
     }
 
     fn timeout(&self) -> Option<u64> {
         let alive = self.machine.shows_life().then_some(self.touched + ALIVE_MS);
         let (ranks, hooks, peers) = (self.ranks.due(), self.hooks.due(), self.peers.due());
-        let timers = [self.machine.next_timer(), self.link.due(), ranks, hooks, peers, alive];
+        let first_look = self.first_look.as_ref().map(|(until, _)| *until);
+        let timers =
+            [self.machine.next_timer(), self.link.due(), ranks, hooks, peers, alive, first_look, self.last_look];
         let next = timers.into_iter().flatten().min()?;
         Some(next.saturating_sub(self.now().0))
     }
@@ -225,6 +250,7 @@ impl Driver {
         self.ranks.read(poll, now, &mut self.lines);
         self.take_lines();
         self.hooks.read(Some(poll), now.0, |rank, message| self.inputs.push_back(Input::Hook { rank, message }));
+        self.look(poll);
         self.commands.read(poll, |id, output| self.inputs.push_back(Input::Exec { id, output }));
         if self.link.ready(poll) && !self.link.receive(|message| self.inputs.push_back(Input::Message(message))) {
             self.disconnect();
@@ -248,6 +274,47 @@ impl Driver {
             self.touched = now.0;
             folder::touch_alive(&self.folder);
         }
+    }
+
+    /// Takes what was seen in the training's folders.
+    fn look(&mut self, poll: &Poll) {
+        let (now, unix) = self.now();
+        let mut first = self.first_look.as_ref().is_some_and(|(until, _)| *until <= now);
+        let mut last = self.last_look.is_some_and(|until| until <= now);
+        if let Some(watch) = &mut self.watch {
+            // A clock that is wrong by much is not believed.
+            let ago = |at_ms: i64| u64::try_from(unix.saturating_sub(at_ms)).ok().filter(|ago| *ago < OLDEST_MS);
+            watch.read(poll, |seen| match seen {
+                watch::Seen::Checkpoint(sighting) => {
+                    // Only its end shows in the files; that it began is known now.
+                    let complete = sighting.phase == Phase::Complete;
+                    let ago_ms = ago(sighting.changed / 1_000_000).filter(|_| complete).unwrap_or(0);
+                    self.inputs.push_back(Input::Sighted { sighting, ago_ms });
+                }
+                watch::Seen::Scalars { rank, step, unix_ms, values } => {
+                    self.inputs.push_back(Input::Scalars { rank, step, values, ago_ms: ago(unix_ms).unwrap_or(0) });
+                }
+                watch::Seen::Ready => first = true,
+                watch::Seen::Last => last = true,
+            });
+        }
+        if first && let Some((_, launch)) = self.first_look.take() {
+            self.start(launch);
+        }
+        if last && self.last_look.take().is_some() {
+            self.swept(0);
+        }
+    }
+
+    /// Tells that so many processes are left.
+    fn swept(&mut self, left: usize) {
+        if left == 0
+            && let Some(watch) = &mut self.watch
+        {
+            watch.end();
+        }
+        let unix_ms = self.now().1;
+        self.inputs.push_back(Input::Swept { left, unix_ms, log_end: self.spool.range().1 });
     }
 
     fn take_lines(&mut self) {
@@ -283,7 +350,8 @@ impl Driver {
                 self.hooks.read(None, now.0, |rank, message| self.inputs.push_back(Input::Hook { rank, message }));
                 let epoch = self.launch.as_ref().map_or(0, |launch| launch.epoch);
                 let error = process::torch_error(&wiring::error_file(&self.folder, epoch, rank));
-                self.inputs.push_back(Input::Exited { rank, exit, error });
+                let oom_kill = oom_kills().is_some_and(|kills| self.oom_kills.is_some_and(|before| kills > before));
+                self.inputs.push_back(Input::Exited { rank, exit, error, oom_kill });
             }
         }
     }
@@ -352,10 +420,20 @@ impl Driver {
         }
     }
 
+    /// Starts the ranks, once it is known what their folders held before.
     fn spawn(&mut self, launch: Launch) {
+        let Some(watch) = &mut self.watch else { return self.start(launch) };
+        let wiring = wiring::variables(&self.spec, &launch, self.spec.first_rank, &self.folder, self.hooks.path());
+        let environment = process::environment(std::env::vars_os(), &self.spec, &wiring, &self.mark);
+        watch.begin(Places::of(&self.spec, launch.epoch, &self.mark, &environment));
+        self.first_look = Some((self.now().0 + watch::FIRST_LOOK_MS, launch));
+    }
+
+    fn start(&mut self, launch: Launch) {
         if let Some(port) = &mut self.port {
             port.hand_over();
         }
+        self.oom_kills = oom_kills();
         let mut started = Vec::new();
         let mut failure = None;
         for rank in self.spec.first_rank..self.spec.first_rank + self.spec.ranks {
@@ -414,8 +492,12 @@ impl Driver {
             self.lines.texts.clear();
             self.write_log();
             self.spool.settle(now.1);
+            if self.watch.as_mut().is_some_and(Watch::last_look) {
+                self.last_look = Some(now.0 + watch::LAST_LOOK_MS);
+                return;
+            }
         }
-        self.inputs.push_back(Input::Swept { left, unix_ms: now.1, log_end: self.spool.range().1 });
+        self.swept(left);
     }
 
     fn processes(&self) -> (Vec<sweep::Process>, bool) {
@@ -456,6 +538,10 @@ impl Driver {
             }
         }
     }
+}
+
+fn oom_kills() -> Option<u64> {
+    cgroup::oom_kills(Path::new("/proc/self/cgroup"), Path::new("/sys/fs/cgroup"))
 }
 
 const fn number(signal: Signal) -> i32 {

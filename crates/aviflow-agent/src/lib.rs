@@ -7,21 +7,31 @@
 //! | [`training`] | what a training's words mean: progress, events, the highest step |
 //! | [`wiring`] | the variables that tie a rank to its gang |
 //! | [`output`] | progress in the usual output of training programs |
+//! | [`tensorboard`] | scalars in event files |
+//! | [`checkpoints`] | checkpoints that are recognised on disk |
+//! | [`faults`] | why a rank ended |
 //! | [`log`], [`spool`] | the stream of stamped lines, and how it waits on disk |
 //! | [`driver`] | carries out what the machine says, in one poll loop |
 //! | [`link`], [`peers`], [`hooks`], [`ranks`], [`exec`] | what the loop waits for: the control plane, peers, the hooks, ranks, commands |
+//! | [`watch`] | looks at the folders of a training, in a thread |
+//! | [`kernel`], [`infiniband`], [`cgroup`] | what the kernel says of GPUs, links and memory |
 //! | [`process`], [`mod@sweep`], [`guardian`] | starting processes, and leaving none behind |
 //! | [`folder`] | the files of a worker, and a port |
 //! | [`sys`] | system calls; the only unsafe code |
 //!
-//! The first six decide and are pure; the others act and decide nothing.
+//! Those before [`driver`] decide, and are pure but for the spool's folder; the others act and decide nothing.
 //! Invariant: nothing in this crate knows of jobs, queues or plans.
 
+pub mod cgroup;
+pub mod checkpoints;
 pub mod driver;
 pub mod exec;
+pub mod faults;
 pub mod folder;
 pub mod guardian;
 pub mod hooks;
+pub mod infiniband;
+pub mod kernel;
 pub mod link;
 pub mod log;
 pub mod machine;
@@ -34,7 +44,9 @@ pub mod ranks;
 pub mod spool;
 pub mod sweep;
 pub mod sys;
+pub mod tensorboard;
 pub mod training;
+pub mod watch;
 pub mod wiring;
 
 pub use folder::{Alive, LOCK_FD, find_ended, read_ended};

@@ -110,7 +110,9 @@ impl Splitter {
         if self.due().is_some_and(|due| due <= now_ms) {
             if self.after_return {
                 self.after_return = false;
-                self.held = self.take();
+                if let Some(text) = self.take().filter(|text| !text.trim().is_empty()) {
+                    self.held = Some(text);
+                }
             }
             self.release(now_ms, &mut line);
         }
@@ -136,7 +138,8 @@ impl Splitter {
     }
 
     fn bar(&mut self, now_ms: u64, line: &mut impl FnMut(String)) {
-        if let Some(text) = self.take() {
+        // Blanks only clear the bar: they must not hide its last state.
+        if let Some(text) = self.take().filter(|text| !text.trim().is_empty()) {
             self.held = Some(text);
         }
         if self.kept_at.is_none_or(|kept| now_ms >= kept + BAR_MS) {
@@ -181,8 +184,16 @@ impl Splitter {
 
 /// Bytes as text that is safe in a line of the stream.
 fn clean(bytes: &[u8]) -> String {
+    if is_plain(bytes) {
+        return String::from_utf8_lossy(bytes).into_owned();
+    }
     let text = String::from_utf8_lossy(bytes);
     if text.chars().any(unwanted) { text.chars().filter(|c| !unwanted(*c)).collect() } else { text.into_owned() }
+}
+
+/// Whether bytes are printable ASCII, as those of most lines are: cheap, and there is nothing to be done with them.
+fn is_plain(bytes: &[u8]) -> bool {
+    bytes.iter().all(|b| matches!(b, b' '..=b'~'))
 }
 
 fn unwanted(c: char) -> bool {
@@ -192,7 +203,7 @@ fn unwanted(c: char) -> bool {
 /// A text without escape sequences and control characters, for people and for reading progress.
 #[must_use]
 pub fn plain(text: &str) -> Cow<'_, str> {
-    if !text.contains(char::is_control) {
+    if is_plain(text.as_bytes()) || !text.contains(char::is_control) {
         return Cow::Borrowed(text);
     }
     let mut plain = String::with_capacity(text.len());
@@ -248,6 +259,11 @@ mod tests {
         check(&[(0, b"\r10%\r20%\r30%"), (50, b"\r40%\n"), (60, b"done\n")], &["10%", "30%", "40%", "done"]);
         check(&[(0, b"10%\r"), (300, b"20%\r"), (310, b"30%\r"), (320, b"40%\r")], &["10%", "40%"]);
         check(&[(0, b"1%\r2%\r"), (100, b"3%\r"), (900, b"")], &["1%", "3%"]);
+    }
+
+    #[test]
+    fn blanks_over_a_bar_are_no_state_of_it() {
+        check(&[(0, b"\r1%\r2%"), (50, b"\r3%\r   \r"), (60, b"a line\n")], &["1%", "3%", "a line"]);
     }
 
     #[test]

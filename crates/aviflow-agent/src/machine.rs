@@ -23,23 +23,25 @@
 //! - ranks of a gang do not run on where neither the control plane nor all
 //!   peers are reached (`fence` says when, and why that is safe).
 
-use crate::log::plain;
-use crate::output;
+use crate::faults::{self, Evidence, Fault};
 use crate::protocol::{Ended, Event, ExecOutput, FromAgent, RankEnd, WorkerSpec};
 use crate::sys::Exit;
-use crate::training::{Said, Training};
+use crate::training::Training;
 use crate::wiring::Launch;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 
 mod control;
 mod events;
 mod fence;
 mod io;
 mod leave;
+mod tail;
+mod told;
 use events::Events;
 use fence::Fence;
+use io::how;
 pub use io::{Input, LAST_LINES, Output, Signal};
-use io::{how, tail_line};
+use tail::Tail;
 
 /// The longest grace for the rest of a gang that is broken, in milliseconds: it cannot save anything any more.
 pub const BROKEN_GRACE_MS: u64 = 2000;
@@ -64,7 +66,7 @@ enum Phase {
 
 #[derive(Debug, Default)]
 struct Rank {
-    tail: VecDeque<String>,
+    tail: Tail,
     end: Option<End>,
 }
 
@@ -74,6 +76,7 @@ struct End {
     at: u64,
     stopping: bool,
     last_lines: Vec<String>,
+    fault: Option<Fault>,
 }
 
 /// The state of one agent.
@@ -222,14 +225,16 @@ impl Machine {
             Input::Message(message) => self.message(message, now, &mut out),
             Input::Spawned => self.spawned(now, &mut out),
             Input::SpawnFailed { reason } => self.spawn_failed(reason, now, &mut out),
-            Input::Exited { rank, exit, error } => self.exited(rank, exit, error, now, &mut out),
+            Input::Exited { rank, exit, error, oom_kill } => {
+                self.exited(rank, exit, &error, oom_kill, now, &mut out);
+            }
             Input::Swept { left, unix_ms, log_end } => self.swept(left, unix_ms, log_end, now, &mut out),
-            // Nobody of the worker is left to speak: the end is the last event.
-            Input::Hook { .. } if self.phase == Phase::Ended => {}
-            Input::Hook { rank, message } => {
-                let mut said = Vec::new();
-                self.training.hook(rank, message, now, &mut said);
-                self.say(said, now, &mut out);
+            Input::Hook { rank, message } => self.told(now, &mut out, |t, said| t.hook(rank, message, now, said)),
+            Input::Sighted { sighting, ago_ms } => {
+                self.told(now, &mut out, |t, said| t.sighted(sighting, now.saturating_sub(ago_ms), said));
+            }
+            Input::Scalars { rank, step, values, ago_ms } => {
+                self.told(now, &mut out, |t, said| t.scalars(rank, step, values, now.saturating_sub(ago_ms), said));
             }
             Input::Line { rank, text } => self.line(rank, &text, now, &mut out),
             Input::Exec { id, output } => self.send(FromAgent::Exec { id, output }, &mut out),
@@ -271,7 +276,8 @@ impl Machine {
         self.fenced = false;
         self.reason = None;
         self.ranks.clear();
-        self.training = Training::new(launch.best_step);
+        let gpus = self.spec.workers.saturating_mul(self.spec.gpus_per_node);
+        self.training = Training::new(launch.best_step, gpus);
         if std::mem::take(&mut self.hooks_told) {
             out.push(Output::TellHooks(None));
         }
@@ -303,13 +309,15 @@ impl Machine {
         self.clear(now, false, out);
     }
 
-    fn exited(&mut self, rank: u32, exit: Exit, error: Vec<String>, now: u64, out: &mut Vec<Output>) {
+    fn exited(&mut self, rank: u32, exit: Exit, error: &[String], oom_kill: bool, now: u64, out: &mut Vec<Output>) {
         let running = self.phase == Phase::Running;
         let Some(state) = self.ranks.get_mut(&rank).filter(|state| state.end.is_none()) else { return };
-        let mut last_lines: Vec<String> = std::mem::take(&mut state.tail).into();
-        last_lines.extend(error.iter().map(|line| tail_line(line)));
-        last_lines.drain(..last_lines.len().saturating_sub(LAST_LINES));
-        state.end = Some(End { exit, at: now, stopping: !running, last_lines: last_lines.clone() });
+        let stopping = !running;
+        let tail = std::mem::take(&mut state.tail);
+        let fault = faults::classify(&Evidence { exit, lines: &tail.all(), error, oom_kill, stopping });
+        let last_lines = tail.report(error);
+        let (told, why) = (last_lines.clone(), fault.clone());
+        state.end = Some(End { exit, at: now, stopping, last_lines: told, fault: why });
         // What it reported last must not come after its end.
         self.flush(now, true, out);
         self.emit(
@@ -317,9 +325,10 @@ impl Machine {
                 rank,
                 code: exit.code,
                 signal: exit.signal,
-                stopping: !running,
+                stopping,
                 last_lines,
                 last_step: self.training.last_step(rank),
+                fault,
             },
             now,
             out,
@@ -440,6 +449,7 @@ impl Machine {
                 stopping: end.stopping,
                 before_ms: now.saturating_sub(end.at),
                 last_lines: end.last_lines.clone(),
+                fault: end.fault.clone(),
             };
             Some((*rank, told))
         });
@@ -474,49 +484,6 @@ impl Machine {
             Some(reason) => self.send(FromAgent::Exec { id, output: ExecOutput::Failed(reason) }, out),
             None => out.push(Output::Exec { id, rank, argv, stdin }),
         }
-    }
-
-    fn line(&mut self, rank: u32, text: &str, now: u64, out: &mut Vec<Output>) {
-        let Some(state) = self.ranks.get_mut(&rank).filter(|state| state.end.is_none()) else { return };
-        let text = plain(text);
-        if !text.trim().is_empty() {
-            if state.tail.len() == LAST_LINES {
-                state.tail.pop_front();
-            }
-            state.tail.push_back(tail_line(&text));
-        }
-        if let Some(seen) = output::read(&text) {
-            let mut said = Vec::new();
-            self.training.output(rank, seen, now, &mut said);
-            self.say(said, now, out);
-        }
-    }
-
-    fn say(&mut self, said: Vec<Said>, now: u64, out: &mut Vec<Output>) {
-        for said in said {
-            match said {
-                Said::Event(event) => self.emit(event, now, out),
-                Said::Note(text) => out.push(Output::Note(text)),
-                Said::Progress(rank, at, progress) if self.welcomed => {
-                    let ago_ms = now.saturating_sub(at);
-                    out.push(Output::Send(FromAgent::Progress { ago_ms, epoch: self.epoch, rank, progress }));
-                }
-                Said::Progress(rank, at, progress) => {
-                    self.unsent.insert(rank, (at, self.epoch, progress));
-                }
-            }
-        }
-    }
-
-    fn flush(&mut self, now: u64, all: bool, out: &mut Vec<Output>) {
-        let mut said = Vec::new();
-        self.training.flush(now, all, &mut said);
-        self.say(said, now, out);
-    }
-
-    fn emit(&mut self, event: Event, now: u64, out: &mut Vec<Output>) {
-        self.events.push(now, self.epoch, event);
-        self.send_events(now, out);
     }
 
     fn send_events(&mut self, now: u64, out: &mut Vec<Output>) {

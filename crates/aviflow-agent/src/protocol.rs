@@ -29,13 +29,14 @@
 //! | version | added |
 //! |---|---|
 //! | 1 | all but the following |
-//! | 2 | [`ToAgent::Refused`], [`Event::Leaving`] |
+//! | 2 | [`ToAgent::Refused`], [`Event::Leaving`], [`RankEnd::fault`] and that of [`Event::RankExited`] |
 //!
 //! TLS is beneath all this and of no version: agents that were launched with an authority speak within it, those of
 //! before without, and the control plane takes both on one port.
 //!
 //! The tests hold lines of each version, and the control plane's end replays whole conversations of them.
 
+use crate::faults::Fault;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -275,6 +276,9 @@ pub enum Event {
         last_lines: Vec<String>,
         /// The highest step it reported.
         last_step: Option<u64>,
+        /// Why, as far as it told; none if it ended with 0, or of an agent that does not say.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        fault: Option<Fault>,
     },
     /// The first training step of the epoch was reported.
     #[serde(rename_all = "camelCase")]
@@ -369,6 +373,9 @@ pub struct RankEnd {
     pub before_ms: u64,
     /// Its last lines of output.
     pub last_lines: Vec<String>,
+    /// Why, as far as it told; none if it ended with 0, or of an agent that does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fault: Option<Fault>,
 }
 
 /// Progress for people.

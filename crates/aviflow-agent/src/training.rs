@@ -4,10 +4,17 @@
 //! once for each step and phase, however many ranks announce it; a fact again
 //! only when its value changed; at most one progress per [`PROGRESS_MS`] and
 //! rank, and the newest is never lost to that limit.
+//!
+//! A rank may be heard of in several ways. The best of them counts, and from
+//! then on no other: the hooks, then its output, then the event files that it
+//! writes ([`crate::tensorboard`]). Checkpoints that are seen on disk
+//! ([`crate::checkpoints`]) count until a hook speaks of one.
 
+use crate::checkpoints::Sighting;
 use crate::hooks::{Message, Phase};
-use crate::output::Seen;
-use crate::protocol::{Event, OWN_FACTS, Progress};
+use crate::output::names::{Values, put};
+use crate::output::{Line, Seen};
+use crate::protocol::{Event, OWN_FACTS, Progress, Value};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Between two progress messages of a rank, in milliseconds.
@@ -15,6 +22,24 @@ pub const PROGRESS_MS: u64 = 100;
 
 /// Between two events with facts, in milliseconds.
 pub const FACTS_MS: u64 = 1000;
+
+/// How long values whose step a bar names wait for it, in milliseconds: tqdm draws its bar again after each line that
+/// is written through it, but to another stream.
+pub const BAR_WAIT_MS: u64 = 1000;
+
+/// How long they wait for the bar of the very next step, in milliseconds: a bar is ended by the one after it, so that
+/// the first that comes may be of the step before. Where steps are shorter than this, the first is right.
+pub const NEXT_BAR_MS: u64 = 250;
+
+/// How long a checkpoint that was seen to begin must stand alone, without a step, until it is told, in milliseconds.
+pub const STANDS_STILL_MS: u64 = 10_000;
+
+/// A step that comes so shortly before a checkpoint is complete may be printed after it, in milliseconds.
+const MOMENT_MS: u64 = 1000;
+
+/// How long after a step a checkpoint that goes on is one that is saved in the background, in milliseconds: what is
+/// seen on disk is seen a little late.
+pub const BACKGROUND_MS: u64 = 6000;
 
 /// Bytes of the names and values of all facts of an epoch: they fit into one message however they are escaped.
 pub const MAX_FACTS: usize = 128 << 10;
@@ -29,26 +54,76 @@ pub enum Said {
     Progress(u32, u64, Progress),
     /// To be made durable.
     Event(Event),
+    /// The same, of something that happened before, at that time.
+    Earlier(u64, Event),
     /// For the log.
     Note(String),
+}
+
+/// How a rank was heard of, of which a greater one wins.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+enum Source {
+    #[default]
+    None,
+    EventFiles,
+    Output,
+    Hooks,
 }
 
 #[derive(Debug, Default)]
 struct Rank {
     last_step: Option<u64>,
-    /// A hook spoke for it: its output is not read any more.
-    hooked: bool,
+    source: Source,
+    /// Whose lines count, where several processes write to the rank's output: the lowest number that told a step.
+    speaker: Option<u32>,
+    /// The latest bar: done, and of how many.
     bar: Option<(u64, u64)>,
+    /// How many steps the bar of the training has, as its dictionaries came with it. Others are of evaluations.
+    bar_of: Option<u64>,
+    /// Values that wait for their bar.
+    waiting: Option<Waiting>,
     sent_at: Option<u64>,
     pending: Option<(u64, Progress)>,
+}
+
+/// Values whose step a bar names.
+#[derive(Debug)]
+struct Waiting {
+    /// Until when.
+    until: u64,
+    tokens: Option<u64>,
+    values: Values,
+    /// A bar came: done, and of how many.
+    bar: Option<(u64, u64)>,
+}
+
+/// A checkpoint that was seen to begin on disk.
+///
+/// That the training stands still for it is told only where it does: no step comes meanwhile, as it does where
+/// checkpoints are saved in the background.
+#[derive(Debug)]
+struct Begun {
+    step: u64,
+    at: u64,
+    told: bool,
+    /// The highest step at that time, and when there was a higher one first.
+    highest: Option<u64>,
+    went_on: Option<u64>,
 }
 
 /// The training of one epoch, as far as this worker sees it.
 #[derive(Debug, Default)]
 pub struct Training {
     best_step: Option<u64>,
+    /// GPUs of the whole gang.
+    gpus: u32,
     first: bool,
     caught_up: bool,
+    /// A hook spoke of checkpoints.
+    hooked_checkpoints: bool,
+    begun: Option<Begun>,
+    /// Its checkpoints are saved in the background: it does not stand still.
+    background: bool,
     checkpoints: BTreeSet<(u64, Phase)>,
     facts: BTreeMap<String, String>,
     /// Bytes of these.
@@ -61,10 +136,10 @@ pub struct Training {
 }
 
 impl Training {
-    /// A new epoch; `best_step` is the highest step of all earlier attempts.
+    /// A new epoch; `best_step` is the highest step of all earlier attempts, `gpus` how many the whole gang has.
     #[must_use]
-    pub fn new(best_step: Option<u64>) -> Self {
-        Self { best_step, ..Self::default() }
+    pub fn new(best_step: Option<u64>, gpus: u32) -> Self {
+        Self { best_step, gpus, ..Self::default() }
     }
 
     /// The highest step of a rank.
@@ -84,10 +159,14 @@ impl Training {
         match message {
             Message::Hello { .. } | Message::Stop { .. } => {}
             Message::Metrics { step, values, total_steps, tokens } => {
-                self.ranks.entry(rank).or_default().hooked = true;
+                self.ranks.entry(rank).or_default().source = Source::Hooks;
                 self.step(rank, Progress { step, total_steps, tokens, values }, now, said);
             }
-            Message::Checkpoint { phase, step, path } => self.checkpoint(phase, step, path, said),
+            Message::Checkpoint { phase, step, path } => {
+                self.hooked_checkpoints = true;
+                self.begun = None;
+                self.checkpoint(phase, step, path, said);
+            }
             Message::Data { name, sha256, bytes: _ } => {
                 self.tell([(format!("data.{name}"), sha256)].into(), now, said);
             }
@@ -102,32 +181,181 @@ impl Training {
     }
 
     /// A line of output told something.
-    pub fn output(&mut self, rank: u32, seen: Seen, now: u64, said: &mut Vec<Said>) {
+    pub fn output(&mut self, rank: u32, line: Line, now: u64, said: &mut Vec<Said>) {
         let state = self.ranks.entry(rank).or_default();
-        if state.hooked {
+        if state.source > Source::Output || line.speaker > state.speaker && state.speaker.is_some() {
             return;
         }
-        match seen {
-            Seen::Step(progress) => self.step(rank, progress, now, said),
-            Seen::Bar(step, total) => state.bar = Some((step, total)),
-            Seen::Values(values) => {
-                if let Some((step, total)) = state.bar {
-                    self.step(rank, Progress { step, total_steps: Some(total), tokens: None, values }, now, said);
+        match line.seen {
+            Seen::Step(progress) => {
+                state.speaker = line.speaker;
+                self.told(rank, progress, now, said);
+            }
+            Seen::Evaluation(step, values) => self.evaluated(rank, step, values, now, said),
+            Seen::Bar(step, total) => {
+                state.bar = Some((step, total));
+                let Some(waiting) = &mut state.waiting else {
+                    if state.bar_of == Some(total) && state.last_step.is_none_or(|last| step > last) {
+                        let progress = Progress { step, total_steps: Some(total), ..Progress::default() };
+                        self.told(rank, progress, now, said);
+                    }
+                    return;
+                };
+                match waiting.bar {
+                    // No step has been done yet, so that the values are of another.
+                    None if step == 0 => {}
+                    None => (waiting.bar, waiting.until) = (Some((step, total)), now + NEXT_BAR_MS),
+                    Some((first, of)) => {
+                        let next = step == first + 1 && total == of;
+                        waiting.bar = Some(if next { (step, total) } else { (first, of) });
+                        self.settle_values(rank, now, said);
+                    }
                 }
+            }
+            Seen::Values(tokens, values) => {
+                self.settle_values(rank, now, said);
+                let waiting = Waiting { until: now + BAR_WAIT_MS, tokens, values, bar: None };
+                self.ranks.entry(rank).or_default().waiting = Some(waiting);
             }
         }
     }
 
+    /// Gives values that waited the step of the bar that came, or of the latest one.
+    fn settle_values(&mut self, rank: u32, now: u64, said: &mut Vec<Said>) {
+        let Some(state) = self.ranks.get_mut(&rank) else { return };
+        let Some(Waiting { tokens, values, bar, .. }) = state.waiting.take() else { return };
+        let before = state.bar.filter(|(step, total)| *step > 0 && state.bar_of.is_none_or(|of| of == *total));
+        if let Some((step, total)) = bar.or(before) {
+            state.bar_of = Some(total);
+            self.told(rank, Progress { step, total_steps: Some(total), tokens, values }, now, said);
+        }
+    }
+
+    /// An event file that a rank writes has values of a step, written at `at`. Who follows the file says not too many.
+    pub fn scalars(&mut self, rank: u32, step: u64, values: Values, at: u64, said: &mut Vec<Said>) {
+        let state = self.ranks.entry(rank).or_default();
+        if state.source > Source::EventFiles {
+            return;
+        }
+        let evaluation = values.contains_key("eval_loss") && !values.contains_key("loss");
+        let mut progress = Progress { step, values, ..Progress::default() };
+        self.for_the_job(&mut progress);
+        said.push(Said::Progress(rank, at, progress));
+        if !evaluation {
+            self.ranks.entry(rank).or_default().source = Source::EventFiles;
+            self.reached(rank, step, at, said);
+        }
+    }
+
+    /// A checkpoint was seen on disk; what made it so happened at `at`.
+    pub fn sighted(&mut self, sighting: Sighting, at: u64, said: &mut Vec<Said>) {
+        let Sighting { phase, step, path, changed: _ } = sighting;
+        if self.hooked_checkpoints {
+            return;
+        }
+        match phase {
+            Phase::Begin => {
+                if let Some(given_up) = self.begun.take().filter(|begun| begun.told && begun.step != step) {
+                    self.checkpoint(Phase::Failed, given_up.step, String::new(), said);
+                }
+                let (highest, went_on) = (self.highest_step(), None);
+                self.begun = (!self.background).then_some(Begun { step, at, told: false, highest, went_on });
+            }
+            Phase::Complete => {
+                if let Some(begun) = self.begun.take_if(|begun| begun.step == step) {
+                    self.background |= begun.went_on.is_some_and(|on| on + MOMENT_MS < at);
+                    if !begun.told && !self.background {
+                        self.stands_still(begun.step, begun.at, said);
+                    }
+                }
+                if self.is_new(phase, step) {
+                    said.push(Said::Earlier(at, Event::CheckpointComplete { step, path }));
+                }
+            }
+            Phase::Failed => {
+                self.begun.take_if(|begun| begun.step == step);
+                self.checkpoint(phase, step, path, said);
+            }
+        }
+    }
+
+    fn stands_still(&mut self, step: u64, at: u64, said: &mut Vec<Said>) {
+        if self.is_new(Phase::Begin, step) {
+            said.push(Said::Earlier(at, Event::CheckpointBegun { step }));
+        }
+    }
+
+    /// When more is known of the checkpoint that was seen to begin.
+    fn begun_due(&self) -> Option<u64> {
+        self.begun.as_ref().and_then(|begun| match begun.went_on {
+            Some(at) => (!self.background).then_some(at + BACKGROUND_MS),
+            None => (!begun.told).then_some(begun.at + STANDS_STILL_MS),
+        })
+    }
+
+    fn settle_begun(&mut self, now: u64, said: &mut Vec<Said>) {
+        if self.begun_due().is_none_or(|due| now < due) {
+            return;
+        }
+        let Some(begun) = &mut self.begun else { return };
+        if begun.went_on.is_some() {
+            self.background = true;
+            self.begun.take_if(|begun| !begun.told);
+        } else {
+            begun.told = true;
+            let (step, at) = (begun.step, begun.at);
+            self.stands_still(step, at, said);
+        }
+    }
+
+    /// A step that the output told.
+    fn told(&mut self, rank: u32, mut progress: Progress, now: u64, said: &mut Vec<Said>) {
+        let state = self.ranks.entry(rank).or_default();
+        state.source = Source::Output;
+        self.for_the_job(&mut progress);
+        self.step(rank, progress, now, said);
+    }
+
+    /// Adds the whole job's rate where that of one GPU is known.
+    fn for_the_job(&self, progress: &mut Progress) {
+        if let Some(Value::Number(rate)) = progress.values.get("tokens_per_second_per_gpu")
+            && self.gpus > 0
+            && !progress.values.contains_key("tokens_per_second")
+        {
+            let whole = rate * f64::from(self.gpus);
+            put(&mut progress.values, "tokens_per_second", whole);
+        }
+    }
+
+    /// An evaluation is shown at its step, or at the latest; it is no step of the training.
+    fn evaluated(&mut self, rank: u32, step: Option<u64>, values: Values, now: u64, said: &mut Vec<Said>) {
+        let state = self.ranks.entry(rank).or_default();
+        let Some(step) = step.or(state.last_step) else { return };
+        match &mut state.pending {
+            Some((_, pending)) if pending.step == step => {
+                pending.values.extend(values);
+                return;
+            }
+            pending => {
+                if let Some((at, progress)) = pending.take() {
+                    said.push(Said::Progress(rank, at, progress));
+                }
+            }
+        }
+        self.show(rank, Progress { step, values, ..Progress::default() }, now, said);
+    }
+
     fn step(&mut self, rank: u32, progress: Progress, now: u64, said: &mut Vec<Said>) {
         let step = progress.step;
+        self.show(rank, progress, now, said);
+        self.reached(rank, step, now, said);
+    }
+
+    fn reached(&mut self, rank: u32, step: u64, now: u64, said: &mut Vec<Said>) {
         let state = self.ranks.entry(rank).or_default();
         state.last_step = state.last_step.max(Some(step));
-        if state.sent_at.is_none_or(|sent| now >= sent + PROGRESS_MS) {
-            state.sent_at = Some(now);
-            state.pending = None;
-            said.push(Said::Progress(rank, now, progress));
-        } else {
-            state.pending = Some((now, progress));
+        if let Some(begun) = self.begun.as_mut().filter(|begun| Some(step) > begun.highest) {
+            begun.went_on.get_or_insert(now);
         }
         if !self.first {
             self.first = true;
@@ -139,12 +367,35 @@ impl Training {
         }
     }
 
-    fn checkpoint(&mut self, phase: Phase, step: u64, path: String, said: &mut Vec<Said>) {
-        if !self.checkpoints.insert((step, phase)) {
-            return;
+    fn show(&mut self, rank: u32, progress: Progress, now: u64, said: &mut Vec<Said>) {
+        let state = self.ranks.entry(rank).or_default();
+        if state.sent_at.is_none_or(|sent| now >= sent + PROGRESS_MS) {
+            state.sent_at = Some(now);
+            state.pending = None;
+            said.push(Said::Progress(rank, now, progress));
+        } else {
+            // What only a bar told must not hide the values of the step before it.
+            if progress.values.is_empty()
+                && let Some((at, earlier)) = state.pending.take_if(|(_, earlier)| !earlier.values.is_empty())
+            {
+                said.push(Said::Progress(rank, at, earlier));
+            }
+            state.pending = Some((now, progress));
         }
+    }
+
+    /// Whether this was not told of a checkpoint yet; remembers that it is now.
+    fn is_new(&mut self, phase: Phase, step: u64) -> bool {
+        let new = self.checkpoints.insert((step, phase));
         if self.checkpoints.len() > CHECKPOINTS_KEPT {
             self.checkpoints.pop_first();
+        }
+        new
+    }
+
+    fn checkpoint(&mut self, phase: Phase, step: u64, path: String, said: &mut Vec<Said>) {
+        if !self.is_new(phase, step) {
+            return;
         }
         said.push(Said::Event(match phase {
             Phase::Begin => Event::CheckpointBegun { step },
@@ -193,12 +444,19 @@ impl Training {
     pub fn due(&self) -> Option<u64> {
         let due = |r: &Rank| r.pending.as_ref().map(|_| r.sent_at.map_or(0, |sent| sent + PROGRESS_MS));
         let facts = (!self.changed.is_empty()).then(|| self.facts_told_at.map_or(0, |told| told + FACTS_MS));
-        self.ranks.values().filter_map(due).chain(facts).min()
+        let waiting = self.ranks.values().filter_map(|r| r.waiting.as_ref().map(|w| w.until));
+        self.ranks.values().filter_map(due).chain(facts).chain(waiting).chain(self.begun_due()).min()
     }
 
     /// Says the newest progress and facts that were held back; all of them, or what is due.
     pub fn flush(&mut self, now: u64, all: bool, said: &mut Vec<Said>) {
         self.tell_changed(now, all, said);
+        self.settle_begun(now, said);
+        let over = |r: &Rank| r.waiting.as_ref().is_some_and(|w| all || now >= w.until);
+        let over: Vec<u32> = self.ranks.iter().filter(|(_, state)| over(state)).map(|(rank, _)| *rank).collect();
+        for rank in over {
+            self.settle_values(rank, now, said);
+        }
         for (rank, state) in &mut self.ranks {
             if !all && state.sent_at.is_some_and(|sent| now < sent + PROGRESS_MS) {
                 continue;
@@ -221,126 +479,4 @@ fn text(value: serde_json::Value) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn metrics(step: u64) -> Message {
-        Message::Metrics { step, values: BTreeMap::new(), total_steps: None, tokens: None }
-    }
-
-    /// Steps as (time, rank, step) and what is said, as short text.
-    fn check(best: Option<u64>, steps: &[(u64, u32, u64)], expected: &str) {
-        let mut training = Training::new(best);
-        let mut said = Vec::new();
-        for (now, rank, step) in steps {
-            training.flush(*now, false, &mut said);
-            training.hook(*rank, metrics(*step), *now, &mut said);
-        }
-        training.flush(u64::MAX, true, &mut said);
-        let words: Vec<String> = said
-            .iter()
-            .map(|s| match s {
-                Said::Progress(rank, at, p) => format!("{rank}:{}@{at}", p.step),
-                Said::Event(Event::FirstStep { step }) => format!("first {step}"),
-                Said::Event(Event::CaughtUp { step }) => format!("caught {step}"),
-                Said::Event(other) => format!("{other:?}"),
-                Said::Note(text) => text.clone(),
-            })
-            .collect();
-        assert_eq!(words.join(", "), expected);
-    }
-
-    #[test]
-    fn first_step_and_catching_up_are_said_once() {
-        check(None, &[(0, 0, 1), (500, 0, 2)], "0:1@0, first 1, 0:2@500");
-        check(Some(2), &[(0, 0, 1), (500, 0, 2), (900, 0, 3)], "0:1@0, first 1, 0:2@500, 0:3@900, caught 3");
-        check(Some(2), &[(0, 0, 9), (500, 1, 10)], "0:9@0, first 9, caught 9, 1:10@500");
-    }
-
-    #[test]
-    fn progress_is_limited_and_the_newest_kept() {
-        check(None, &[(0, 0, 1), (10, 0, 2), (20, 0, 3), (20, 1, 3)], "0:1@0, first 1, 1:3@20, 0:3@20");
-        check(None, &[(0, 0, 1), (10, 0, 2), (110, 0, 3)], "0:1@0, first 1, 0:2@10, 0:3@110");
-    }
-
-    fn facts<const N: usize>(values: [(&str, &str); N]) -> Said {
-        Said::Event(Event::Facts { values: values.map(|(n, v)| (n.to_owned(), v.to_owned())).into() })
-    }
-
-    #[test]
-    fn a_checkpoint_and_a_fact_are_said_once() {
-        let mut training = Training::default();
-        let mut said = Vec::new();
-        for _rank in 0..8 {
-            let message = Message::Checkpoint { phase: Phase::Complete, step: 5, path: "/c".into() };
-            training.hook(0, message, 0, &mut said);
-            training.hook(0, Message::Data { name: "d".into(), sha256: "a".into(), bytes: None }, 0, &mut said);
-            training.hook(0, Message::Summary { values: [("loss".to_owned(), 2.5.into())].into() }, 0, &mut said);
-        }
-        training.flush(1, true, &mut said);
-        let complete = Said::Event(Event::CheckpointComplete { step: 5, path: "/c".into() });
-        assert_eq!(said, [complete, facts([("data.d", "a")]), facts([("result.loss", "2.5")])]);
-    }
-
-    #[test]
-    fn facts_that_change_at_every_step_are_said_once_a_second_and_the_newest_kept() {
-        let mut training = Training::default();
-        let mut said = Vec::new();
-        for now in 0..=2500 {
-            training.flush(now, false, &mut said);
-            let values = [("step".to_owned(), now.into()), (format!("at.{}", now / 1000), now.into())].into();
-            training.hook(0, Message::Facts { values }, now, &mut said);
-        }
-        assert_eq!(training.due(), Some(3000));
-        training.flush(2501, true, &mut said);
-        assert_eq!(training.due(), None);
-        let expected = [
-            facts([("at.0", "0"), ("step", "0")]),
-            facts([("at.0", "999"), ("step", "999")]),
-            facts([("at.1", "1999"), ("step", "1999")]),
-            facts([("at.2", "2500"), ("step", "2500")]),
-        ];
-        assert_eq!(said, expected);
-    }
-
-    #[test]
-    fn the_platform_s_own_facts_are_not_the_training_s_to_tell() {
-        let mut training = Training::default();
-        let mut said = Vec::new();
-        let values = [(format!("{OWN_FACTS}hash"), "00".into()), ("own".to_owned(), "1".into())].into();
-        training.hook(0, Message::Facts { values }, 0, &mut said);
-        assert_eq!(said, [facts([("own", "1")])]);
-    }
-
-    #[test]
-    fn facts_without_end_are_refused_with_a_word() {
-        let mut training = Training::default();
-        let mut said = Vec::new();
-        for n in 0..10_000 {
-            let values = [(format!("name.{n}"), "\u{1}".repeat(1000).into())].into();
-            training.hook(0, Message::Facts { values }, 0, &mut said);
-        }
-        training.hook(0, Message::Facts { values: [("name.0".to_owned(), "short".into())].into() }, 0, &mut said);
-        training.flush(0, true, &mut said);
-        let notes = said.iter().filter(|s| matches!(s, Said::Note(_))).count();
-        assert_eq!((notes, said.len()), (1, 3));
-        let Some(Said::Event(event @ Event::Facts { values })) = said.last() else { panic!("{said:?}") };
-        assert_eq!(values["name.0"], "short", "a known fact may still change");
-        assert!(serde_json::to_vec(event).is_ok_and(|bytes| bytes.len() < crate::protocol::MAX_LINE - 1024));
-    }
-
-    #[test]
-    fn output_is_read_until_a_hook_speaks() {
-        let mut training = Training::default();
-        let mut said = Vec::new();
-        let values = || Seen::Values(BTreeMap::new());
-        training.output(0, values(), 0, &mut said);
-        assert_eq!(said, []);
-        training.output(0, Seen::Bar(50, 500), 0, &mut said);
-        training.output(0, values(), 0, &mut said);
-        assert_eq!(training.last_step(0), Some(50));
-        training.hook(0, metrics(60), 0, &mut said);
-        training.output(0, Seen::Step(Progress { step: 99, ..Progress::default() }), 0, &mut said);
-        assert_eq!(training.highest_step(), Some(60));
-    }
-}
+mod tests;

@@ -2,6 +2,7 @@
 
 mod world;
 
+use aviflow_agent::faults::{Class, Whose};
 use aviflow_agent::protocol::{Event, ExecOutput, FromAgent, ToAgent, files};
 use base64::Engine;
 use std::collections::BTreeMap;
@@ -294,6 +295,54 @@ fn output_becomes_progress() {
     assert_eq!((progress.step, progress.total_steps), (3, Some(10)));
     world.stop(60_000);
     assert_eq!(world.ended().last_step, Some(3));
+    world.release();
+}
+
+#[test]
+fn checkpoints_and_event_files_are_found_without_hooks() {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoints = folder.path().join("checkpoints");
+    fs::create_dir_all(checkpoints.join("step-1")).unwrap();
+    fs::write(checkpoints.join("step-1/.metadata"), "pickle.").unwrap();
+    // As torch.distributed.checkpoint saves at the very end, and once more after it was asked to stop.
+    let script = r#"
+        save() { mkdir $C/step-$1; echo weights > $C/step-$1/__0_0.distcp; echo -n pickle. > $C/step-$1/.metadata.tmp
+                 mv $C/step-$1/.metadata.tmp $C/step-$1/.metadata; }
+        trap 'save 3; exit 0' TERM
+        save 2; echo ready; while :; do sleep 0.02; done"#;
+    let mut world = World::with(script, |spec| {
+        spec.worker = 0;
+        spec.workers = 1;
+        for name in ["AVIFLOW_CHECKPOINT_DIR", "C"] {
+            spec.env.insert(name.into(), checkpoints.display().to_string());
+        }
+    });
+    world.up(1);
+    world.log_has("ready");
+    world.stop(60_000);
+    let mut complete = Vec::new();
+    loop {
+        match world.event() {
+            Event::CheckpointComplete { step, path } => {
+                assert_eq!(path, checkpoints.join(format!("step-{step}")).display().to_string());
+                complete.push(step);
+            }
+            Event::Ended { .. } => break,
+            _ => {}
+        }
+    }
+    assert_eq!(complete, [2, 3]);
+    world.release();
+}
+
+#[test]
+fn a_fault_is_told_with_the_end() {
+    let mut world =
+        World::new("echo 'torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB' >&2; exit 1");
+    world.up(1);
+    let Event::RankExited { fault: Some(fault), .. } = world.event() else { panic!() };
+    assert_eq!((fault.class, fault.whose), (Class::GpuOutOfMemory, Some(Whose::Application)));
+    assert_eq!(world.ended().ranks[&0].fault, Some(fault));
     world.release();
 }
 

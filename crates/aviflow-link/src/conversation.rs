@@ -402,7 +402,7 @@ fn worker_event(event: Event) -> WorkerEvent {
     match event {
         Event::Up => WorkerEvent::Up,
         Event::LaunchFailed { reason } => WorkerEvent::LaunchFailed { reason },
-        Event::RankExited { rank, code, signal, stopping, last_lines, last_step } => {
+        Event::RankExited { rank, code, signal, stopping, last_lines, last_step, fault: _ } => {
             WorkerEvent::RankExited { rank, code, signal, stopping, last_lines, last_step }
         }
         Event::FirstStep { step } => WorkerEvent::FirstStep { step },

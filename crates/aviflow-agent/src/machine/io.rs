@@ -1,6 +1,8 @@
 //! What goes into the machine, and what comes out.
 
+use crate::checkpoints::Sighting;
 use crate::hooks::Message;
+use crate::output::names::Values;
 use crate::protocol::{Ended, ExecOutput, FromAgent, ToAgent};
 use crate::sys::Exit;
 use crate::wiring::Launch;
@@ -43,6 +45,8 @@ pub enum Input {
         exit: Exit,
         /// What torchrun left in the error file.
         error: Vec<String>,
+        /// Whether the kernel killed a process of the worker's memory group since the ranks started.
+        oom_kill: bool,
     },
     /// Answer to [`Output::Sweep`].
     Swept {
@@ -59,6 +63,24 @@ pub enum Input {
         rank: u32,
         /// What.
         message: Message,
+    },
+    /// A checkpoint was seen on disk.
+    Sighted {
+        /// What was seen.
+        sighting: Sighting,
+        /// How long ago it came to be so, in milliseconds.
+        ago_ms: u64,
+    },
+    /// An event file of a rank has values of a step.
+    Scalars {
+        /// The rank.
+        rank: u32,
+        /// The step.
+        step: u64,
+        /// The values.
+        values: Values,
+        /// How long ago they were written, in milliseconds.
+        ago_ms: u64,
     },
     /// A rank wrote a line.
     Line {

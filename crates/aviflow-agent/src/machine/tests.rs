@@ -1,4 +1,5 @@
 use super::*;
+use crate::faults::Class;
 use crate::hooks::Message;
 use crate::protocol::ToAgent;
 use crate::wiring::tests::spec;
@@ -34,7 +35,7 @@ fn stop(term: u64, grace_ms: u64) -> Input {
 
 fn exited(rank: u32, code: i32) -> Input {
     let signal = (code > 128).then_some(code - 128);
-    Input::Exited { rank, exit: Exit { code, signal }, error: vec![] }
+    Input::Exited { rank, exit: Exit { code, signal }, error: vec![], oom_kill: false }
 }
 
 fn swept(left: usize) -> Input {
@@ -343,10 +344,15 @@ fn last_lines_are_the_last_and_short() {
         machine.on(Input::Line { rank: 2, text: format!("\x1b[31mline {n}\x1b[0m {}", "é".repeat(2000)) }, 0);
     }
     let exit = Exit { code: 1, signal: None };
-    let out = machine.on(Input::Exited { rank: 2, exit, error: vec!["RuntimeError: boom".into()] }, 1);
-    let Some(Output::Send(FromAgent::Event { event: Event::RankExited { last_lines, .. }, .. })) = out.first() else {
+    let out = machine.on(Input::Exited { rank: 2, exit, error: vec!["RuntimeError: boom".into()], oom_kill: false }, 1);
+    let Some(Output::Send(FromAgent::Event { event: Event::RankExited { last_lines, fault, .. }, .. })) = out.first()
+    else {
         panic!("{out:?}")
     };
+    assert_eq!(
+        fault.as_ref().map(|fault| (fault.class, fault.line.as_str())),
+        Some((Class::Exception, "RuntimeError: boom"))
+    );
     assert_eq!(last_lines.len(), LAST_LINES);
     assert!(last_lines[0].starts_with("line 11 é") && last_lines[0].len() <= 1024);
     assert_eq!(last_lines[19], "RuntimeError: boom");
@@ -368,4 +374,21 @@ fn progress_of_the_time_without_a_connection_is_sent_once_it_is_there() {
         (300, opened(), "hello(1,true)"),
         (310, welcome(7), "2:first(1)@1-306 progress(2,2)"),
     ]);
+}
+
+/// Time for a line on its way through the machine, as for `output`'s `cost_of_a_line`.
+#[test]
+#[ignore = "a measurement"]
+fn cost_of_a_line_on_its_way() {
+    let mut machine = Machine::new(two_ranks(), 1);
+    for input in [opened(), welcome(1), start(1, 1), Input::Spawned] {
+        machine.on(input, 0);
+    }
+    let text = "2026-02-07 10:00:00,123 - root - INFO - prefetched batch 1234 of shard 17 in 12.5 ms, 4096 tokens, ok";
+    let began = std::time::Instant::now();
+    for n in 0..500_000 {
+        let out = machine.on(Input::Line { rank: 2, text: text.to_owned() }, n / 100);
+        assert!(out.is_empty());
+    }
+    println!("{} ns a line of {} bytes", began.elapsed().as_nanos() / 500_000, text.len());
 }

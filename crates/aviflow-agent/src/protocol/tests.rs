@@ -3,7 +3,8 @@ use serde::de::DeserializeOwned;
 
 #[test]
 fn an_end_comes_over_the_wire() {
-    let end = RankEnd { code: 137, signal: Some(9), stopping: true, before_ms: 3, last_lines: vec!["x".into()] };
+    let end =
+        RankEnd { code: 137, signal: Some(9), stopping: true, before_ms: 3, last_lines: vec!["x".into()], fault: None };
     let ended =
         Ended { epoch: 1, at_unix_ms: 2, ranks: [(12, end)].into(), reason: None, last_step: Some(4), log_end: 5 };
     let message = FromAgent::Event { seq: 1, ago_ms: 0, epoch: 1, event: Event::Ended { ended: ended.clone() } };

@@ -3,6 +3,7 @@
 use super::*;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
+use std::collections::VecDeque;
 
 /// A step of a random life; ranks and terms are small so that they meet.
 #[derive(Clone, Debug)]

@@ -4,6 +4,7 @@
 //! of ranks and commands. It decides nothing but when to read and to write.
 //! Nothing in the loop waits for anybody else, so the pipes are always drained.
 
+use crate::channels::Channels;
 use crate::exec::{self, Commands};
 use crate::guardian::Post;
 use crate::hooks::Hooks;
@@ -12,13 +13,14 @@ use crate::log::Source;
 use crate::machine::{Input, Machine, Output, Signal};
 use crate::peers::Peers;
 use crate::pinned::Pinned;
-use crate::protocol::{ExecOutput, FromAgent, LOG_CHUNK, WorkerSpec, files};
+use crate::protocol::{Channel, ChannelInput, ChannelOutput, ExecOutput, FromAgent, LOG_CHUNK, WorkerSpec, files};
 use crate::ranks::{Lines, Now, Ranks};
 use crate::spool::{self, Spool};
-use crate::sys::{self, Poll, Signals};
+use crate::stacks::Dump;
+use crate::sys::{self, Pid, Poll, Signals};
 use crate::wiring::{self, Launch};
 use crate::{folder, guardian, process, sweep};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs::File;
 use std::io::Write;
 use std::path::PathBuf;
@@ -65,6 +67,11 @@ struct Driver {
     machine: Machine,
     ranks: Ranks,
     commands: Commands,
+    channels: Channels,
+    /// Stacks that are being collected, by the channel that they are for.
+    dumps: BTreeMap<u64, Dump>,
+    /// As many terminals as the ranks were told of.
+    terminals: usize,
     spool: Spool<spool::Folder>,
     /// Lines of this turn of the loop.
     lines: Lines,
@@ -122,6 +129,9 @@ impl Driver {
             peers,
             ranks: Ranks::default(),
             commands: Commands::default(),
+            channels: Channels::default(),
+            dumps: BTreeMap::new(),
+            terminals: 0,
             spool,
             lines: Lines::default(),
             inputs: VecDeque::new(),
@@ -208,14 +218,17 @@ impl Driver {
         self.hooks.watch(poll, now);
         self.peers.watch(poll, now);
         self.ranks.watch(poll);
-        self.commands.watch(poll, self.link.waiting() > PROGRESS_WAITS);
+        let slow = self.link.waiting() > PROGRESS_WAITS;
+        self.commands.watch(poll, slow);
+        self.channels.watch(poll, slow);
         places
     }
 
     fn timeout(&self) -> Option<u64> {
         let alive = self.machine.shows_life().then_some(self.touched + ALIVE_MS);
         let (ranks, hooks, peers) = (self.ranks.due(), self.hooks.due(), self.peers.due());
-        let timers = [self.machine.next_timer(), self.link.due(), ranks, hooks, peers, alive];
+        let dumps = self.dumps.values().map(Dump::due).min();
+        let timers = [self.machine.next_timer(), self.link.due(), ranks, hooks, peers, alive, dumps];
         let next = timers.into_iter().flatten().min()?;
         Some(next.saturating_sub(self.now().0))
     }
@@ -226,6 +239,8 @@ impl Driver {
         self.take_lines();
         self.hooks.read(Some(poll), now.0, |rank, message| self.inputs.push_back(Input::Hook { rank, message }));
         self.commands.read(poll, |id, output| self.inputs.push_back(Input::Exec { id, output }));
+        self.channels.turn(poll, |id, output| self.inputs.push_back(Input::Channel { id, output }));
+        self.look_at_dumps();
         if self.link.ready(poll) && !self.link.receive(|message| self.inputs.push_back(Input::Message(message))) {
             self.disconnect();
         }
@@ -277,6 +292,9 @@ impl Driver {
             if self.commands.reaped(pid, exit, |id, output| inputs.push_back(Input::Exec { id, output })) {
                 continue;
             }
+            if self.channels.reaped(pid, exit, |id, output| inputs.push_back(Input::Channel { id, output })) {
+                continue;
+            }
             if let Some(rank) = self.ranks.reaped(pid, now, &mut self.lines) {
                 self.take_lines();
                 // What it told before its end must not come after it.
@@ -295,6 +313,7 @@ impl Driver {
                 self.carry_out(output);
             }
         }
+        self.tell_terminals();
         self.write_log();
         self.ship_log();
         if !self.link.flush() {
@@ -325,7 +344,18 @@ impl Driver {
             Output::LogDurable(offset) => self.spool.acknowledge(offset),
             Output::Exec { id, rank, argv, stdin } => self.exec(id, rank, &argv, &stdin),
             Output::ExecKill(id) => self.commands.kill(Some(id)),
-            Output::ExecKillAll => self.commands.kill(None),
+            Output::ExecKillAll => {
+                self.commands.kill(None);
+                self.channels.close();
+                self.dumps.clear();
+            }
+            Output::Open { id, rank, channel } => self.open(id, rank, channel),
+            Output::Put { id, input } => {
+                if matches!(input, ChannelInput::Close) {
+                    self.dumps.remove(&id);
+                }
+                self.channels.put(id, input, |id, output| self.inputs.push_back(Input::Channel { id, output }));
+            }
             Output::WriteEnded(ended) => {
                 self.ended = true;
                 if let Err(e) = folder::write_ended(&self.folder, &ended) {
@@ -436,6 +466,67 @@ impl Driver {
         match started {
             Ok(started) => self.commands.add(id, started),
             Err(reason) => self.inputs.push_back(Input::Exec { id, output: ExecOutput::Failed(reason) }),
+        }
+    }
+
+    fn open(&mut self, id: u64, rank: u32, channel: Channel) {
+        let inputs = &mut self.inputs;
+        let said = |id, output| inputs.push_back(Input::Channel { id, output });
+        if self.channels.contains(id) || self.dumps.contains_key(&id) {
+            return self.refuse(id, format!("channel {id} is open already: choose another number"));
+        }
+        match channel {
+            Channel::Port { port } => self.channels.add_port(id, port, said),
+            Channel::Terminal { argv, size, term } => {
+                let Some(launch) = &self.launch else { return self.refuse(id, "no rank runs here".to_owned()) };
+                let mut environment = self.environment(launch, rank);
+                environment.insert("TERM".into(), term.unwrap_or_else(|| "xterm".to_owned()).into());
+                match process::start_on_terminal(&argv, &self.spec.cwd, &environment, size) {
+                    Ok((pid, shown)) => {
+                        let inputs = &mut self.inputs;
+                        let said = |id, output| inputs.push_back(Input::Channel { id, output });
+                        self.channels.add_terminal(id, pid, shown, said);
+                    }
+                    Err(reason) => self.refuse(id, reason),
+                }
+            }
+            Channel::Stacks { rank } => {
+                let visits: BTreeSet<Pid> = self.commands.sessions().chain(self.channels.sessions()).collect();
+                let mut found = self.processes().0;
+                found.retain(|process| !visits.contains(&process.session));
+                let dump = Dump::begin(&found, rank, &self.spec.cwd, self.now().0);
+                self.dumps.insert(id, dump);
+                self.look_at_dumps();
+            }
+        }
+    }
+
+    fn refuse(&mut self, id: u64, reason: String) {
+        self.inputs.push_back(Input::Channel { id, output: ChannelOutput::Failed(reason) });
+    }
+
+    fn look_at_dumps(&mut self) {
+        let now = self.now().0;
+        let channels = &mut self.channels;
+        self.dumps.retain(|id, dump| {
+            let stacks = (dump.due() <= now).then(|| dump.look(now)).flatten();
+            if let Some(stacks) = &stacks {
+                channels.add_answer(*id, serde_json::to_vec(stacks).unwrap_or_default());
+            }
+            stacks.is_none()
+        });
+        channels.answer(|id, output| self.inputs.push_back(Input::Channel { id, output }));
+    }
+
+    /// Says how many terminals are open, for a job that is there for them alone.
+    fn tell_terminals(&mut self) {
+        let open = self.channels.terminals();
+        if open != self.terminals {
+            self.terminals = open;
+            let file = self.folder.join(files::TERMINALS);
+            let draft = file.with_extension("new");
+            // Whoever reads it finds one number or the other.
+            let _ = std::fs::write(&draft, format!("{open}\n")).and_then(|()| std::fs::rename(&draft, &file));
         }
     }
 

@@ -10,6 +10,8 @@
 //! | [`log`], [`spool`] | the stream of stamped lines, and how it waits on disk |
 //! | [`driver`] | carries out what the machine says, in one poll loop |
 //! | [`link`], [`peers`], [`hooks`], [`ranks`], [`exec`] | what the loop waits for: the control plane, peers, the hooks, ranks, commands |
+//! | [`channels`] | terminals and TCP connections into the worker |
+//! | [`stacks`] | what every process is doing: Python's stacks and the kernel's view |
 //! | [`process`], [`mod@sweep`], [`guardian`] | starting processes, and leaving none behind |
 //! | [`folder`] | the files of a worker, and a port |
 //! | [`sys`] | system calls; the only unsafe code |
@@ -17,6 +19,7 @@
 //! The first six decide and are pure; the others act and decide nothing.
 //! Invariant: nothing in this crate knows of jobs, queues or plans.
 
+pub mod channels;
 pub mod driver;
 pub mod exec;
 pub mod folder;
@@ -32,6 +35,7 @@ pub mod process;
 pub mod protocol;
 pub mod ranks;
 pub mod spool;
+pub mod stacks;
 pub mod sweep;
 pub mod sys;
 pub mod training;

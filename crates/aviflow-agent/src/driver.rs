@@ -413,11 +413,7 @@ impl Driver {
         self.inputs.push_back(Input::Spawned);
     }
 
-    fn environment(
-        &self,
-        launch: &Launch,
-        rank: u32,
-    ) -> std::collections::BTreeMap<std::ffi::OsString, std::ffi::OsString> {
+    fn environment(&self, launch: &Launch, rank: u32) -> BTreeMap<std::ffi::OsString, std::ffi::OsString> {
         let wiring = wiring::variables(&self.spec, launch, rank, &self.folder, self.hooks.path());
         process::environment(std::env::vars_os(), &self.spec, &wiring, &self.mark)
     }

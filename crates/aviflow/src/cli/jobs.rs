@@ -2,6 +2,7 @@
 
 use super::Output;
 use super::admin::Why;
+use crate::commands::Ports;
 use clap::{ArgGroup, Args};
 use std::path::PathBuf;
 
@@ -323,7 +324,7 @@ pub struct RerunArgs {
 #[command(after_help = "\
 Examples:
   aviflow exec tiny-gpt -- nvidia-smi
-  aviflow exec tiny-gpt --rank 3 -- py-spy dump --pid 1")]
+  aviflow exec -it tiny-gpt --rank 3 -- bash")]
 pub struct ExecArgs {
     /// The job
     pub job: String,
@@ -336,9 +337,60 @@ pub struct ExecArgs {
     #[arg(short = 'i', long)]
     pub stdin: bool,
 
+    /// Run it on a terminal: keys go to it as they are typed
+    #[arg(short, long)]
+    pub tty: bool,
+
     /// The command
     #[arg(last = true, required = true, value_name = "CMD")]
     pub command: Vec<String>,
+}
+
+/// `stacks`
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Ranks that do the same are shown together, the odd one out first. Nothing is installed and nothing
+is ended for it: Python tells its stacks itself, the kernel says what threads wait for.
+
+Examples:
+  aviflow stacks tiny-gpt
+  aviflow stacks tiny-gpt --rank 3 --all")]
+pub struct StacksArgs {
+    /// The job
+    pub job: String,
+
+    /// Of the processes of this rank alone
+    #[arg(short, long, value_name = "RANK")]
+    pub rank: Option<u32>,
+
+    /// All threads of all processes, also of those that ranks have started
+    #[arg(short, long)]
+    pub all: bool,
+
+    /// The form of the answer
+    #[command(flatten)]
+    pub output: Output,
+}
+
+/// `forward`
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Listens on this machine's loopback address until it is ended with Ctrl-C.
+
+Examples:
+  aviflow forward tiny-gpt 6006             TensorBoard beside rank 0, at localhost:6006
+  aviflow forward tiny-gpt 8080:6006 5678 --rank 3")]
+pub struct ForwardArgs {
+    /// The job
+    pub job: String,
+
+    /// The port beside the rank, and the one here if it is another; `:PORT` takes any that is free
+    #[arg(required = true, value_name = "[LOCAL:]PORT")]
+    pub ports: Vec<Ports>,
+
+    /// The rank where it listens
+    #[arg(short, long, value_name = "RANK", default_value_t = 0)]
+    pub rank: u32,
 }
 
 /// `cp`

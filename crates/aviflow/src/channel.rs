@@ -2,7 +2,7 @@
 
 mod terminal;
 
-pub use terminal::terminal;
+pub use terminal::{has_terminal, terminal};
 
 use crate::client::{Client, lost};
 use crate::error::{Failure, PLATFORM, Result};

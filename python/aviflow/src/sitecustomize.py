@@ -12,7 +12,7 @@ import os
 import sys
 
 
-def _file(name):
+def _file(name: str) -> int:
     """A file of this process alone of which nothing is left on disk, always written at its end."""
     flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC
     try:
@@ -30,7 +30,7 @@ def _file(name):
         os.close(memory)
 
 
-def _register():
+def _register() -> None:
     import _thread
     import faulthandler
 
@@ -48,7 +48,7 @@ def _register():
         os.close(before)
 
 
-def _next():
+def _next() -> None:
     """Runs the `sitecustomize` that comes after this one on the path."""
     from importlib.machinery import PathFinder
     from importlib.util import module_from_spec
@@ -64,7 +64,7 @@ def _next():
 
 
 _SIGNAL = 58
-_open = None
+_open = None  # type: int | None
 if sys.platform == "linux" and "AVIFLOW_SOCKET" in os.environ:
     try:
         _register()

@@ -37,12 +37,18 @@ fn size() -> Option<TerminalSize> {
     Some(TerminalSize { columns: size.ws_col, rows: size.ws_row })
 }
 
+/// Refuses where there is no terminal here.
+pub fn has_terminal() -> Result<()> {
+    if stdin().is_terminal() && stdout().is_terminal() {
+        return Ok(());
+    }
+    Err(Failure::usage("a terminal needs one here, and standard input or output is none")
+        .help("`aviflow exec JOB -- COMMAND` runs a command without one"))
+}
+
 /// Runs a command on a terminal beside a rank; gives its exit code.
 pub fn terminal(client: &Client, job: &str, rank: u32, argv: Vec<String>) -> Result<i32> {
-    if !stdin().is_terminal() || !stdout().is_terminal() {
-        return Err(Failure::usage("a terminal needs one here, and standard input or output is none")
-            .help("leave `-t` out: the command then runs without one"));
-    }
+    has_terminal()?;
     let to = ChannelTo::Terminal {
         argv,
         size: size().unwrap_or(TerminalSize { columns: 80, rows: 24 }),

@@ -346,6 +346,69 @@ pub struct ExecArgs {
     pub command: Vec<String>,
 }
 
+/// `dev`
+#[derive(Args, Debug)]
+#[command(after_help = "\
+It is a job like others: it waits in its queue, is seen in `ls` and charged. It ends when the shell
+does, at its time limit, or once no terminal of it was open for --grace.
+
+Examples:
+  aviflow dev --gpus 1
+  aviflow dev --gpus 8 --environment torch-2.9 --queue nlp --time-limit 4h
+  aviflow dev --gpus 1 --code . -- python")]
+pub struct DevArgs {
+    /// How many GPUs, of one node
+    #[arg(short, long, value_name = "N")]
+    pub gpus: u32,
+
+    /// How long the GPUs are kept while no terminal is open
+    #[arg(long, value_name = "DURATION", default_value = "1m")]
+    pub grace: String,
+
+    /// What is run in place of a shell
+    #[arg(last = true, value_name = "CMD")]
+    pub shell: Vec<String>,
+
+    #[command(flatten)]
+    pub place: DevPlace,
+}
+
+/// Where a shell of `dev` is.
+#[derive(Args, Clone, Debug, Default)]
+pub struct DevPlace {
+    /// The environment, as NAME or NAME@VERSION
+    #[arg(long, value_name = "ENVIRONMENT")]
+    pub environment: Option<String>,
+
+    /// The queue
+    #[arg(long, value_name = "QUEUE")]
+    pub queue: Option<String>,
+
+    /// The accelerator type; several in order of preference (repeatable)
+    #[arg(long, value_name = "TYPE")]
+    pub gpu_type: Vec<String>,
+
+    /// The greatest time running
+    #[arg(long, value_name = "DURATION", default_value = "8h")]
+    pub time_limit: String,
+
+    /// The name of the job
+    #[arg(long, value_name = "NAME", default_value = "dev")]
+    pub name: String,
+
+    /// A folder of code of which the shell gets a copy, taken now
+    #[arg(long, value_name = "DIR")]
+    pub code: Option<String>,
+
+    /// Set a field of the job's document, such as `image=…` (repeatable)
+    #[arg(long = "set", value_name = "FIELD=VALUE")]
+    pub set: Vec<String>,
+
+    /// Set an environment variable (repeatable)
+    #[arg(short, long = "env", value_name = "NAME=VALUE")]
+    pub env: Vec<String>,
+}
+
 /// `stacks`
 #[derive(Args, Debug)]
 #[command(after_help = "\

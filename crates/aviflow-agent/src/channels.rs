@@ -17,6 +17,9 @@ use std::net::{Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpStream};
 /// What the key Ctrl-D sends.
 const END_OF_TEXT: u8 = 4;
 
+/// Why a channel ends with the ranks.
+pub const OVER: &str = "the ranks here have ended";
+
 /// What a channel leads to.
 enum Target {
     Terminal {
@@ -185,9 +188,11 @@ impl Channels {
         found
     }
 
-    /// Closes all.
-    pub fn close(&mut self) {
-        self.open.clear();
+    /// Closes all, and says so.
+    pub fn close(&mut self, mut said: impl FnMut(u64, ChannelOutput)) {
+        for id in std::mem::take(&mut self.open).into_keys() {
+            said(id, ChannelOutput::Failed(OVER.to_owned()));
+        }
     }
 }
 

@@ -4,7 +4,7 @@
 //! of ranks and commands. It decides nothing but when to read and to write.
 //! Nothing in the loop waits for anybody else, so the pipes are always drained.
 
-use crate::channels::Channels;
+use crate::channels::{Channels, OVER};
 use crate::exec::{self, Commands};
 use crate::guardian::Post;
 use crate::hooks::Hooks;
@@ -346,8 +346,11 @@ impl Driver {
             Output::ExecKill(id) => self.commands.kill(Some(id)),
             Output::ExecKillAll => {
                 self.commands.kill(None);
-                self.channels.close();
-                self.dumps.clear();
+                let inputs = &mut self.inputs;
+                self.channels.close(|id, output| inputs.push_back(Input::Channel { id, output }));
+                for id in std::mem::take(&mut self.dumps).into_keys() {
+                    self.refuse(id, OVER.to_owned());
+                }
             }
             Output::Open { id, rank, channel } => self.open(id, rank, channel),
             Output::Put { id, input } => {

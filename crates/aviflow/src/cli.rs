@@ -7,8 +7,8 @@ mod simulate;
 
 pub use admin::{ApplyArgs, DrainArgs, LogArgs, PolicyCommand, PoolCommand, QueueCommand, Why};
 pub use jobs::{
-    CancelArgs, CpArgs, DevArgs, DevPlace, ExecArgs, ForwardArgs, JobsArgs, LogsArgs, LsArgs, PlanArgs, RerunArgs, RunArgs, ShowArgs,
-    StacksArgs, SubmitArgs, SuspendArgs, UpdateArgs,
+    CancelArgs, CpArgs, DevArgs, DevPlace, ExecArgs, ForwardArgs, JobsArgs, LogsArgs, LsArgs, PlanArgs, RerunArgs,
+    RunArgs, ShowArgs, StacksArgs, SubmitArgs, SuspendArgs, UpdateArgs,
 };
 pub use platform::{
     CheckArgs, ContextCommand, DoctorArgs, EnvCommand, KubeArgs, KubeWayArgs, LoginArgs, NodeCommand, ServeArgs,

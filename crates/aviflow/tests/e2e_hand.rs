@@ -164,7 +164,10 @@ fn a_port_on_which_nobody_listens_is_said() {
     std::io::BufRead::read_line(&mut errors, &mut line).expect("a line");
     let _ = child.kill();
     let _ = child.wait();
-    assert!(line.contains(&format!("port {free} beside rank 0 of default/long: nothing listens on port {free}")), "{line}");
+    assert!(
+        line.contains(&format!("port {free} beside rank 0 of default/long: nothing listens on port {free}")),
+        "{line}"
+    );
 }
 
 /// Rank 1 loads where the others wait, as a training hangs.

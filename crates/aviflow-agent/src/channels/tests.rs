@@ -186,3 +186,14 @@ fn an_answer_is_told_as_fast_as_it_is_taken() {
     assert_eq!(world.text().len(), WINDOW + 10);
     assert_eq!(world.said.last(), Some(&Out::Exit(0)));
 }
+
+#[test]
+fn what_is_open_when_the_ranks_end_is_told_so() {
+    let mut world = World::default();
+    let pid = world.terminal("echo ready; cat");
+    world.until(|w| w.text().contains("ready"));
+    let said = &mut world.said;
+    world.channels.close(|_, out| said.push(out));
+    assert_eq!(world.said.last(), Some(&Out::Failed(OVER.to_owned())));
+    assert_eq!(sys::reap_one(pid).and_then(|exit| exit.signal), Some(libc::SIGHUP));
+}

@@ -62,10 +62,10 @@ async fn channels_are_refused_with_the_reason() {
 #[tokio::test]
 async fn stacks_are_of_all_workers_that_answer() {
     let world = running().await;
-    let stacks = world.call("POST", "/v1/jobs/train/stacks", Some(json!({}))).await;
+    let (_, stacks) = world.call("POST", "/v1/jobs/train/stacks", Some(json!({}))).await;
     assert_eq!(stacks["groups"][0]["ranks"], json!([0]));
     assert_eq!(stacks["missing"], json!([{ "worker": 1, "reason": "the agent of worker 1 is not connected" }]));
-    let of = world.call("POST", "/v1/jobs/train/stacks", Some(json!({ "rank": 0 }))).await;
+    let (_, of) = world.call("POST", "/v1/jobs/train/stacks", Some(json!({ "rank": 0 }))).await;
     assert_eq!(of["workers"][0]["processes"].as_array().map(Vec::len), Some(1));
     insta::assert_snapshot!(world.refused("POST", "/v1/jobs/train/stacks", Some(json!({ "rank": 9 }))).await);
 }

@@ -156,7 +156,7 @@ async fn every_route_needs_its_rights_and_no_others() {
     assert_eq!(served, table.keys().copied().collect(), "each route is in the table of rights");
     people.give("nobody", []);
     for ((path, method), (rights, body)) in &table {
-        let url = path.replace("{name}", "x").replace("{sha256}", "x");
+        let url = path.replace("{name}", "x").replace("{sha256}", "x").replace("{channel}", "x");
         // All but one right are not enough, and the one that is missing is named.
         for (i, missing) in rights.iter().enumerate() {
             let user = format!("{method}{path}{i}");

@@ -18,14 +18,15 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::process::ExitCode;
 
-/// Holds the place of the shells: ends once no terminal has been open for so many seconds.
-const HOLD: &str = r#"trap 'exit 0' TERM
+/// Holds the place of the shells: ends once no terminal has been open for so many seconds. Who is at one has the whole
+/// grace to save what he has, when the job must leave.
+const HOLD: &str = r#"trap 'asked=yes' TERM
 left=SECONDS
 while [ "$left" -gt 0 ]; do
   sleep 1 & wait $!
   open=0
   if [ -r "$AVIFLOW_TERMINALS" ]; then read -r open < "$AVIFLOW_TERMINALS"; fi
-  if [ "$open" = 0 ]; then left=$((left - 1)); else left=SECONDS; fi
+  if [ "$open" != 0 ]; then left=SECONDS; elif [ -n "$asked" ]; then exit 0; else left=$((left - 1)); fi
 done
 echo 'no terminal was open for SECONDS s: the GPUs are given back'
 "#;
@@ -148,7 +149,8 @@ mod tests {
         // Somebody is there for two looks, then nobody.
         std::fs::write(&terminals, "1\n").expect("written");
         let looks = "looks=0\nsleep() { looks=$((looks + 1)); echo look; }\n";
-        let leaves = script.replace("sleep 1 & wait $!", "sleep; if [ $looks = 3 ]; then echo 0 > \"$AVIFLOW_TERMINALS\"; fi");
+        let leaves =
+            script.replace("sleep 1 & wait $!", "sleep; if [ $looks = 3 ]; then echo 0 > \"$AVIFLOW_TERMINALS\"; fi");
         let (code, out) = run(&format!("{looks}{leaves}"));
         assert_eq!((code, out.matches("look\n").count()), (Some(0), 3), "{out}");
     }

@@ -94,7 +94,9 @@ impl Channel {
                 }
             }
         });
-        let close = Box::new(move || drop(closing(&ChannelInput { close: true, ..ChannelInput::default() })));
+        let close = Box::new(move || {
+            let _ = closing(&ChannelInput { close: true, ..ChannelInput::default() });
+        });
         Ok(Channel { input, frames, close: Some(close), _alive })
     }
 

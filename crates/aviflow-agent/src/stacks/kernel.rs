@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
 /// Threads that are looked at: a process of a training has hundreds.
-const MOST: usize = 2000;
+const MOST: usize = 500;
 
 /// Kinds of threads that are told.
 const KINDS: usize = 16;

@@ -104,9 +104,12 @@ fn carry(stream: TcpStream, client: &Client, job: &str, rank: u32, port: u16) ->
     let mut to = &stream;
     let carried = loop {
         match channel.next() {
-            // Who does not read any more has gone.
-            Ok(Out::Data(bytes)) if to.write_all(&bytes).is_err() => break Ok(()),
-            Ok(Out::Data(_)) => {}
+            Ok(Out::Data(bytes)) => {
+                if to.write_all(&bytes).is_err() {
+                    // Who does not read any more has gone.
+                    break Ok(());
+                }
+            }
             Ok(Out::End) => drop(stream.shutdown(Shutdown::Write)),
             Ok(Out::Exit(_)) => break Ok(()),
             Err(failure) => break Err(failure),

@@ -97,16 +97,18 @@ impl Dump {
                 ..ProcessStacks::default()
             };
             dump.processes.insert(process.pid, told);
-            if let Some(asked) = registered(process.pid) {
-                sys::kill(process.pid, SIGNAL);
-                dump.asked.insert(process.pid, asked);
-            }
         }
-        // As they were asked: a look at hundreds of threads takes a while.
+        // Before the signal, which wakes a thread that waits.
         for (pid, told) in &mut dump.processes {
             told.threads = kernel::threads(*pid);
-            if !dump.asked.contains_key(pid) {
-                told.note = Some(silent(*pid).to_owned());
+        }
+        for (pid, told) in &mut dump.processes {
+            match registered(*pid) {
+                Some(asked) => {
+                    sys::kill(*pid, SIGNAL);
+                    dump.asked.insert(*pid, asked);
+                }
+                None => told.note = Some(silent(*pid).to_owned()),
             }
         }
         dump

@@ -33,7 +33,8 @@ impl Drop for Raw {
 }
 
 fn size() -> Option<TerminalSize> {
-    let size = tcgetwinsize(stdout()).ok()?;
+    // Some terminals do not know how large they are.
+    let size = tcgetwinsize(stdout()).ok().filter(|size| size.ws_col > 0 && size.ws_row > 0)?;
     Some(TerminalSize { columns: size.ws_col, rows: size.ws_row })
 }
 

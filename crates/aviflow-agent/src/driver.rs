@@ -4,7 +4,8 @@
 //! of ranks and commands. It decides nothing but when to read and to write.
 //! Nothing in the loop waits for anybody else, so the pipes are always drained.
 
-use crate::exec::{self, Commands};
+use crate::channels::{Channels, OVER};
+use crate::exec::Commands;
 use crate::guardian::Post;
 use crate::hooks::{Hooks, Phase};
 use crate::link::Link;
@@ -12,19 +13,22 @@ use crate::log::Source;
 use crate::machine::{Input, Machine, Output, Signal};
 use crate::peers::Peers;
 use crate::pinned::Pinned;
-use crate::protocol::{ExecOutput, FromAgent, LOG_CHUNK, WorkerSpec, files};
+use crate::protocol::{ChannelInput, FromAgent, LOG_CHUNK, WorkerSpec, files};
 use crate::ranks::{Lines, Now, Ranks};
 use crate::spool::{self, Spool};
+use crate::stacks::Dump;
 use crate::sys::{self, Poll, Signals};
 use crate::watch::{self, Places, Watch};
 use crate::wiring::{self, Launch};
 use crate::{cgroup, folder, guardian, process, sweep};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+mod inside;
 
 /// Between two signs of life, in milliseconds; so also the longest time for which the loop waits while ranks run.
 pub const ALIVE_MS: u64 = 10_000;
@@ -69,6 +73,11 @@ struct Driver {
     machine: Machine,
     ranks: Ranks,
     commands: Commands,
+    channels: Channels,
+    /// Stacks that are being collected, by the channel that they are for.
+    dumps: BTreeMap<u64, Dump>,
+    /// As many terminals as the ranks were told of.
+    terminals: usize,
     spool: Spool<spool::Folder>,
     /// Lines of this turn of the loop.
     lines: Lines,
@@ -138,6 +147,9 @@ impl Driver {
             peers,
             ranks: Ranks::default(),
             commands: Commands::default(),
+            channels: Channels::default(),
+            dumps: BTreeMap::new(),
+            terminals: 0,
             spool,
             lines: Lines::default(),
             inputs: VecDeque::new(),
@@ -228,7 +240,9 @@ impl Driver {
         self.hooks.watch(poll, now);
         self.peers.watch(poll, now);
         self.ranks.watch(poll);
-        self.commands.watch(poll, self.link.waiting() > PROGRESS_WAITS);
+        let slow = self.link.waiting() > PROGRESS_WAITS;
+        self.commands.watch(poll, slow);
+        self.channels.watch(poll, slow);
         if let Some(watch) = &mut self.watch {
             watch.watch(poll);
         }
@@ -239,9 +253,11 @@ impl Driver {
         let alive = self.machine.shows_life().then_some(self.touched + ALIVE_MS);
         let (ranks, hooks, peers) = (self.ranks.due(), self.hooks.due(), self.peers.due());
         let first_look = self.first_look.as_ref().map(|(until, _)| *until);
-        let timers =
-            [self.machine.next_timer(), self.link.due(), ranks, hooks, peers, alive, first_look, self.last_look];
-        let next = timers.into_iter().flatten().min()?;
+        let dumps = self.dumps.values().map(Dump::due).min();
+        let looks = [first_look, self.last_look, dumps];
+        let timers = [self.machine.next_timer(), self.link.due(), ranks, hooks, peers, alive];
+        let timers = timers.into_iter().chain(looks);
+        let next = timers.flatten().min()?;
         Some(next.saturating_sub(self.now().0))
     }
 
@@ -252,6 +268,8 @@ impl Driver {
         self.hooks.read(Some(poll), now.0, |rank, message| self.inputs.push_back(Input::Hook { rank, message }));
         self.look(poll);
         self.commands.read(poll, |id, output| self.inputs.push_back(Input::Exec { id, output }));
+        self.channels.turn(poll, |id, output| self.inputs.push_back(Input::Channel { id, output }));
+        self.look_at_dumps();
         if self.link.ready(poll) && !self.link.receive(|message| self.inputs.push_back(Input::Message(message))) {
             self.disconnect();
         }
@@ -344,6 +362,9 @@ impl Driver {
             if self.commands.reaped(pid, exit, |id, output| inputs.push_back(Input::Exec { id, output })) {
                 continue;
             }
+            if self.channels.reaped(pid, exit, |id, output| inputs.push_back(Input::Channel { id, output })) {
+                continue;
+            }
             if let Some(rank) = self.ranks.reaped(pid, now, &mut self.lines) {
                 self.take_lines();
                 // What it told before its end must not come after it.
@@ -363,6 +384,7 @@ impl Driver {
                 self.carry_out(output);
             }
         }
+        self.tell_terminals();
         self.write_log();
         self.ship_log();
         if !self.link.flush() {
@@ -393,7 +415,21 @@ impl Driver {
             Output::LogDurable(offset) => self.spool.acknowledge(offset),
             Output::Exec { id, rank, argv, stdin } => self.exec(id, rank, &argv, &stdin),
             Output::ExecKill(id) => self.commands.kill(Some(id)),
-            Output::ExecKillAll => self.commands.kill(None),
+            Output::ExecKillAll => {
+                self.commands.kill(None);
+                let inputs = &mut self.inputs;
+                self.channels.close(|id, output| inputs.push_back(Input::Channel { id, output }));
+                for id in std::mem::take(&mut self.dumps).into_keys() {
+                    self.refuse(id, OVER.to_owned());
+                }
+            }
+            Output::Open { id, rank, channel } => self.open(id, rank, channel),
+            Output::Put { id, input } => {
+                if matches!(input, ChannelInput::Close) {
+                    self.dumps.remove(&id);
+                }
+                self.channels.put(id, input, |id, output| self.inputs.push_back(Input::Channel { id, output }));
+            }
             Output::WriteEnded(ended) => {
                 self.ended = true;
                 if let Err(e) = folder::write_ended(&self.folder, &ended) {
@@ -461,11 +497,7 @@ impl Driver {
         self.inputs.push_back(Input::Spawned);
     }
 
-    fn environment(
-        &self,
-        launch: &Launch,
-        rank: u32,
-    ) -> std::collections::BTreeMap<std::ffi::OsString, std::ffi::OsString> {
+    fn environment(&self, launch: &Launch, rank: u32) -> BTreeMap<std::ffi::OsString, std::ffi::OsString> {
         let wiring = wiring::variables(&self.spec, launch, rank, &self.folder, self.hooks.path());
         process::environment(std::env::vars_os(), &self.spec, &wiring, &self.mark)
     }
@@ -503,22 +535,6 @@ impl Driver {
     fn processes(&self) -> (Vec<sweep::Process>, bool) {
         let me = sys::getpid();
         sweep::look(&self.mark, &[me], &[me])
-    }
-
-    fn exec(&mut self, id: u64, rank: u32, argv: &[String], stdin: &str) {
-        let started = (|| {
-            let launch = self.launch.as_ref().ok_or("no rank runs here")?;
-            if self.commands.contains(id) {
-                return Err(format!("command {id} runs already: choose another number"));
-            }
-            let input =
-                sys::memory_file(&exec::decode(stdin)?).map_err(|e| format!("no memory for standard input: {e}"))?;
-            process::start(argv, &self.spec.cwd, &self.environment(launch, rank), Some(input))
-        })();
-        match started {
-            Ok(started) => self.commands.add(id, started),
-            Err(reason) => self.inputs.push_back(Input::Exec { id, output: ExecOutput::Failed(reason) }),
-        }
     }
 
     fn write_log(&mut self) {

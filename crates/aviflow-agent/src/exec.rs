@@ -44,6 +44,11 @@ impl Commands {
         self.running.contains_key(&id)
     }
 
+    /// The sessions of commands.
+    pub fn sessions(&self) -> impl Iterator<Item = Pid> {
+        self.running.values().map(|running| running.started.pid)
+    }
+
     /// Takes over a command that was started.
     pub fn add(&mut self, id: u64, started: Started) {
         self.running.insert(id, Running { started, places: [usize::MAX; 2], open: [true; 2] });

@@ -15,6 +15,8 @@
 //! | [`link`], [`peers`], [`hooks`], [`ranks`], [`exec`] | what the loop waits for: the control plane, peers, the hooks, ranks, commands |
 //! | [`watch`] | looks at the folders of a training, in a thread |
 //! | [`kernel`], [`infiniband`], [`cgroup`] | what the kernel says of GPUs, links and memory |
+//! | [`channels`] | terminals and TCP connections into the worker |
+//! | [`stacks`] | what every process is doing: Python's stacks and the kernel's view |
 //! | [`process`], [`mod@sweep`], [`guardian`] | starting processes, and leaving none behind |
 //! | [`folder`] | the files of a worker, and a port |
 //! | [`sys`] | system calls; the only unsafe code |
@@ -23,6 +25,7 @@
 //! Invariant: nothing in this crate knows of jobs, queues or plans.
 
 pub mod cgroup;
+pub mod channels;
 pub mod checkpoints;
 pub mod driver;
 pub mod exec;
@@ -42,6 +45,7 @@ pub mod process;
 pub mod protocol;
 pub mod ranks;
 pub mod spool;
+pub mod stacks;
 pub mod sweep;
 pub mod sys;
 pub mod tensorboard;

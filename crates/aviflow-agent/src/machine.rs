@@ -24,12 +24,13 @@
 //!   peers are reached (`fence` says when, and why that is safe).
 
 use crate::faults::{self, Evidence, Fault};
-use crate::protocol::{Ended, Event, ExecOutput, FromAgent, RankEnd, WorkerSpec};
+use crate::protocol::{Ended, Event, FromAgent, RankEnd, WorkerSpec};
 use crate::sys::Exit;
 use crate::training::Training;
 use crate::wiring::Launch;
 use std::collections::BTreeMap;
 
+mod commands;
 mod control;
 mod events;
 mod fence;
@@ -238,6 +239,7 @@ impl Machine {
             }
             Input::Line { rank, text } => self.line(rank, &text, now, &mut out),
             Input::Exec { id, output } => self.send(FromAgent::Exec { id, output }, &mut out),
+            Input::Channel { id, output } => self.send(FromAgent::Channel { id, output }, &mut out),
             Input::Terminated => self.terminated(now, &mut out),
             Input::Asked { missing } => self.fence.asked(missing),
             Input::Timer => {}
@@ -466,24 +468,6 @@ impl Machine {
     fn exit(&mut self, clean: bool, out: &mut Vec<Output>) {
         self.phase = Phase::Gone;
         out.push(Output::Exit { clean });
-    }
-
-    fn exec(&mut self, id: u64, rank: Option<u32>, argv: Vec<String>, stdin: String, out: &mut Vec<Output>) {
-        let rank = rank.unwrap_or(self.spec.first_rank);
-        let refusal = if argv.is_empty() {
-            Some("no command: name a program".to_owned())
-        } else if !matches!(self.phase, Phase::Running | Phase::Stopping { .. }) {
-            Some("no rank runs here: wait until the job is Running".to_owned())
-        } else if !self.ranks.contains_key(&rank) {
-            let last = self.spec.first_rank + self.spec.ranks.saturating_sub(1);
-            Some(format!("rank {rank} is not here: this worker has {} to {last}", self.spec.first_rank))
-        } else {
-            None
-        };
-        match refusal {
-            Some(reason) => self.send(FromAgent::Exec { id, output: ExecOutput::Failed(reason) }, out),
-            None => out.push(Output::Exec { id, rank, argv, stdin }),
-        }
     }
 
     fn send_events(&mut self, now: u64, out: &mut Vec<Output>) {

@@ -4,6 +4,7 @@
 //! the agent's, and carries the mark. Its environment is a clean base, what the
 //! spec says, and the wiring, of which the later win.
 
+use crate::protocol::channel::Size;
 use crate::protocol::{MARK, WorkerSpec};
 use crate::sys::{self, Pid};
 use std::collections::BTreeMap;
@@ -78,18 +79,8 @@ pub fn start(
     environment: &BTreeMap<OsString, OsString>,
     stdin: Option<File>,
 ) -> Result<Started, String> {
-    let [program, arguments @ ..] = argv else {
-        return Err("there is no program to run: give the job a `run`".to_owned());
-    };
-    let mut command = Command::new(program);
-    command
-        .args(arguments)
-        .current_dir(cwd)
-        .env_clear()
-        .envs(environment)
-        .stdin(stdin.map_or_else(Stdio::null, Stdio::from))
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
+    let (mut command, program) = command(argv, cwd, environment)?;
+    command.stdin(stdin.map_or_else(Stdio::null, Stdio::from)).stdout(Stdio::piped()).stderr(Stdio::piped());
     sys::isolate(&mut command);
     let mut child = command.spawn().map_err(|e| explain(program, cwd, &e))?;
     let (Some(out), Some(err)) = (child.stdout.take(), child.stderr.take()) else {
@@ -102,6 +93,41 @@ pub fn start(
     }
     // The agent reaps its children by itself; dropping the handle neither waits nor kills.
     Ok(Started { pid: child.id().cast_signed(), out, err })
+}
+
+/// Starts a program on a terminal of its own; gives its process and the end of whoever shows the terminal.
+///
+/// # Errors
+/// As [`start`], and if there is no terminal.
+pub fn start_on_terminal(
+    argv: &[String],
+    cwd: &Path,
+    environment: &BTreeMap<OsString, OsString>,
+    size: Size,
+) -> Result<(Pid, File), String> {
+    let (mut command, program) = command(argv, cwd, environment)?;
+    let (shown, used) = sys::terminal(size.columns, size.rows)
+        .map_err(|e| format!("there is no terminal here ({e}): is /dev/pts mounted? Without one, leave `-t` out"))?;
+    let share = || used.try_clone().map_err(|e| format!("the terminal cannot be used: {e}"));
+    command.stdin(share()?).stdout(share()?).stderr(used);
+    sys::isolate(&mut command);
+    sys::own_terminal(&mut command);
+    let child = command.spawn().map_err(|e| explain(program, cwd, &e))?;
+    Ok((child.id().cast_signed(), shown))
+}
+
+/// A command that nothing was begun of, and its program.
+fn command<'a>(
+    argv: &'a [String],
+    cwd: &Path,
+    environment: &BTreeMap<OsString, OsString>,
+) -> Result<(Command, &'a str), String> {
+    let [program, arguments @ ..] = argv else {
+        return Err("there is no program to run: give the job a `run`".to_owned());
+    };
+    let mut command = Command::new(program);
+    command.args(arguments).current_dir(cwd).env_clear().envs(environment);
+    Ok((command, program))
 }
 
 fn explain(program: &str, cwd: &Path, error: &io::Error) -> String {

@@ -29,7 +29,8 @@
 //! | version | added |
 //! |---|---|
 //! | 1 | all but the following |
-//! | 2 | [`ToAgent::Refused`], [`Event::Leaving`], [`RankEnd::fault`] and that of [`Event::RankExited`] |
+//! | 2 | [`ToAgent::Refused`], [`Event::Leaving`] |
+//! | 3 | [`ToAgent::Open`], [`ToAgent::Put`], [`FromAgent::Channel`], [`RankEnd::fault`] and that of [`Event::RankExited`] |
 //!
 //! TLS is beneath all this and of no version: agents that were launched with an authority speak within it, those of
 //! before without, and the control plane takes both on one port.
@@ -42,8 +43,12 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+pub mod channel;
+pub mod stacks;
+pub use channel::{CHANNELS, Channel, ChannelInput, ChannelOutput};
+
 /// The version of this protocol.
-pub const PROTOCOL: u32 = 2;
+pub const PROTOCOL: u32 = 3;
 
 /// How many versions before its own a control plane understands.
 pub const OLDER: u32 = 2;
@@ -80,6 +85,8 @@ pub mod files {
     pub const LOG: &str = "log";
     /// The socket of the hooks (`AVIFLOW_SOCKET`).
     pub const HOOKS: &str = "hooks.sock";
+    /// How many terminals are open beside the ranks, as text (`AVIFLOW_TERMINALS`).
+    pub const TERMINALS: &str = "terminals";
     /// What the agent itself has to say (its standard error).
     pub const AGENT_LOG: &str = "agent.log";
 }
@@ -240,6 +247,14 @@ pub enum FromAgent {
         id: u64,
         /// What it said, or how it ended.
         output: ExecOutput,
+    },
+    /// What came out of a channel of [`ToAgent::Open`].
+    #[serde(rename_all = "camelCase")]
+    Channel {
+        /// Which.
+        id: u64,
+        /// What.
+        output: ChannelOutput,
     },
     /// Answer to [`ToAgent::Ping`].
     Pong {
@@ -506,6 +521,24 @@ pub enum ToAgent {
     ExecKill {
         /// Which.
         id: u64,
+    },
+    /// Open a channel into the worker. Only for agents that say version [`CHANNELS`] or newer.
+    #[serde(rename_all = "camelCase")]
+    Open {
+        /// A number of the control plane's, on this connection.
+        id: u64,
+        /// The rank beside which it leads; the worker's first if none.
+        rank: Option<u32>,
+        /// Where to.
+        channel: Channel,
+    },
+    /// Put something into a channel that was opened.
+    #[serde(rename_all = "camelCase")]
+    Put {
+        /// Which.
+        id: u64,
+        /// What.
+        input: ChannelInput,
     },
     /// The worker's end is durable and its log is complete: exit.
     Release,

@@ -250,6 +250,46 @@ pub fn isolate(command: &mut Command) {
     unsafe { command.pre_exec(prepare) };
 }
 
+/// Makes the terminal that a command has as its standard input that of its session. After [`isolate`], which makes
+/// the session.
+pub fn own_terminal(command: &mut Command) {
+    // SAFETY: runs between fork and exec, and calls only what is async-signal-safe.
+    let prepare = || check(unsafe { libc::ioctl(0, libc::TIOCSCTTY, 0) }).map(drop);
+    // SAFETY: see the closure.
+    unsafe { command.pre_exec(prepare) };
+}
+
+/// A new terminal: the end of whoever shows it, which never waits, and the end of the programs on it.
+///
+/// # Errors
+/// If there are too many terminals, or `/dev/pts` is not mounted.
+pub fn terminal(columns: u16, rows: u16) -> io::Result<(File, File)> {
+    let (mut shown, mut used) = (0, 0);
+    let size = window(columns, rows);
+    // SAFETY: all pointers are null or outlive the call; the descriptors are new and owned by nobody else.
+    let (shown, used) = unsafe {
+        check(libc::openpty(&raw mut shown, &raw mut used, ptr::null_mut(), ptr::null_mut(), &raw const size))?;
+        (File::from_raw_fd(shown), File::from_raw_fd(used))
+    };
+    for end in [&shown, &used] {
+        // SAFETY: the descriptor is open, as it is borrowed.
+        check(unsafe { libc::fcntl(end.as_raw_fd(), libc::F_SETFD, libc::FD_CLOEXEC) })?;
+    }
+    set_nonblocking(&shown)?;
+    Ok((shown, used))
+}
+
+/// Gives a terminal another size; its programs hear of it (SIGWINCH). Best effort.
+pub fn resize_terminal(terminal: &File, columns: u16, rows: u16) {
+    let size = window(columns, rows);
+    // SAFETY: the descriptor is open, as it is borrowed, and `size` outlives the call.
+    unsafe { libc::ioctl(terminal.as_raw_fd(), libc::TIOCSWINSZ, &raw const size) };
+}
+
+const fn window(columns: u16, rows: u16) -> libc::winsize {
+    libc::winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 }
+}
+
 /// Makes a child that goes on from here; gives its process to the parent, and nothing to the child.
 ///
 /// # Errors

@@ -6,7 +6,7 @@
 //! `RANK` and its kin exist only where the platform itself starts one process
 //! for each GPU, because torchrun and accelerate set them for theirs.
 
-use crate::protocol::WorkerSpec;
+use crate::protocol::{WorkerSpec, files};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -23,6 +23,7 @@ pub const RESERVED: &[&str] = &[
     "AVIFLOW_RANK",
     "AVIFLOW_SLOT",
     "AVIFLOW_SOCKET",
+    "AVIFLOW_TERMINALS",
     "AVIFLOW_WORKER",
     "AVIFLOW_WORKER_MARK",
     "CUDA_VISIBLE_DEVICES",
@@ -94,6 +95,7 @@ pub fn variables(
     set("AVIFLOW_NODE", spec.node.clone());
     set("AVIFLOW_RANK", rank.to_string());
     set("AVIFLOW_SOCKET", socket.to_string_lossy().into_owned());
+    set("AVIFLOW_TERMINALS", folder.join(files::TERMINALS).to_string_lossy().into_owned());
     if let Some(step) = launch.best_step {
         set("AVIFLOW_BEST_STEP", step.to_string());
     }

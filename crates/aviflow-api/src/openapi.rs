@@ -166,6 +166,25 @@ pub const ROUTES: &[Route] = &[
         Content::Json(of::<rest::Exec>),
         Content::Lines(of::<rest::ExecFrame>),
     ),
+    post(
+        "/v1/jobs/{name}/channels",
+        "open a terminal or a connection into a worker",
+        Content::Json(of::<rest::OpenChannel>),
+        Content::Lines(of::<rest::ChannelFrame>),
+    ),
+    post(
+        "/v1/jobs/{name}/channels/{channel}",
+        "put something into a channel",
+        Content::Json(of::<rest::ChannelInput>),
+        Content::Nothing,
+    )
+    .status(204),
+    post(
+        "/v1/jobs/{name}/stacks",
+        "what the processes of a job are doing",
+        Content::Json(of::<rest::AskStacks>),
+        Content::Json(of::<rest::Stacks>),
+    ),
     get("/v1/objects/{sha256}", "whether an object is there", Content::Nothing).method("HEAD"),
     Route {
         request: Content::Bytes("application/octet-stream"),

@@ -5,17 +5,21 @@
 //! time is GPU-milliseconds; all are integers.
 
 mod actions;
+mod channel;
 mod drain;
 mod observed;
 mod pool;
 mod queue;
+mod stacks;
 mod waiting;
 
 pub use actions::*;
+pub use channel::*;
 pub use drain::*;
 pub use observed::*;
 pub use pool::*;
 pub use queue::*;
+pub use stacks::*;
 pub use waiting::*;
 
 use crate::spec::{JobSpec, Provenance};

@@ -14,10 +14,11 @@ use crate::mounts::Trouble;
 use crate::observe::Sightings;
 use crate::pod;
 use crate::site::{Agents, Held, PodRef, Pods};
+use aviflow_agent::protocol::Channel;
 use aviflow_api::rest::{ExecFrame, Observed};
 use aviflow_engine::ports::{Cluster, Observation, Stamped};
 use aviflow_engine::telemetry::{StreamKey, Telemetry};
-use aviflow_link::{Durable, ExecError, ExecStream, Workers};
+use aviflow_link::{ChannelReader, ChannelWriter, Durable, ExecError, ExecStream, Workers};
 use aviflow_tls::Listener;
 use kube::Client;
 use std::collections::{BTreeMap, BTreeSet};
@@ -226,6 +227,19 @@ impl KubeHandle {
         stdin: &[u8],
     ) -> Result<ExecStream, ExecError> {
         self.workers.exec(key, rank, argv, stdin)
+    }
+
+    /// Opens a channel into a worker, beside a rank (the worker's first if none).
+    ///
+    /// # Errors
+    /// If there is no such worker, or its agent is not connected or knows no channels.
+    pub fn open(
+        &self,
+        key: StreamKey,
+        rank: Option<u32>,
+        channel: Channel,
+    ) -> Result<(ChannelWriter, ChannelReader), ExecError> {
+        self.workers.open(key, rank, channel)
     }
 
     /// Whether all nodes and pods of the cluster were listed once: before, jobs wait for nodes that are there.

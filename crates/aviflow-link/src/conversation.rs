@@ -5,11 +5,12 @@
 //! is not durable. Log goes to the keeper of logs by a task of its own, so that a full disk holds up
 //! no event.
 
+use crate::channel::Channels;
 use crate::exec::Execs;
 use crate::pings::{Pings, next_ping};
 use crate::roster::{Durable, Hello, Link, Sender, Site, Worker, Workers, rank_ends, with_peers};
 use crate::unix_ms;
-use aviflow_agent::protocol::{self, Event, FromAgent, MAX_LINE, ToAgent, wire};
+use aviflow_agent::protocol::{self, ChannelInput, Event, FromAgent, MAX_LINE, ToAgent, wire};
 use aviflow_core::lifecycle::WorkerEvent;
 use aviflow_core::time::{Span, Time};
 use aviflow_engine::telemetry::{Point, StreamKey};
@@ -92,11 +93,12 @@ async fn serve<S: Site, T: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
     let mut writer = tokio::spawn(write_all(write, receiver));
     if let Some(hello) = Hello::of(hello) {
         match admit(&shared, &hello, &sender, ping).await {
-            Ok(Admitted { id, closed, execs, .. }) => {
+            Ok(Admitted { id, closed, execs, channels, .. }) => {
                 let ping = ping.map(|every| Pings::new(id, every));
-                converse(&shared, (hello.key, hello.up), &mut lines, sender, closed, (&execs, ping)).await;
+                converse(&shared, (hello.key, hello.up), &mut lines, sender, closed, (&execs, &channels, ping)).await;
                 leave(&shared, hello.key, id);
                 execs.end();
+                channels.end();
             }
             // It comes again, to whoever decides.
             Err(Refusal::Unknown(_)) if !decides(&shared).await => drop(sender),
@@ -161,6 +163,7 @@ struct Admitted {
     /// Resolves once the connection was replaced or is not wanted any more.
     closed: oneshot::Receiver<()>,
     execs: Arc<Execs>,
+    channels: Arc<Channels>,
     /// Whether it waits for the word to start.
     ready: bool,
 }
@@ -212,14 +215,16 @@ fn try_admit<S: Site>(
     }
     let _ = sender.send(ToAgent::Welcome { term, log_have, ping_ms: ping.map_or(0, millis) });
     let (open, closed) = oneshot::channel();
-    let execs = Arc::<Execs>::default();
+    let (execs, channels) = (Arc::<Execs>::default(), Arc::<Channels>::default());
     worker.link = Some(Link {
         id,
         sender: sender.clone(),
         pid: hello.pid,
         since: SystemTime::now(),
         witness: None,
+        protocol: hello.protocol,
         execs: execs.clone(),
+        channels: channels.clone(),
         _open: open,
     });
     let word = worker.stop.clone().or_else(|| worker.start.clone());
@@ -230,7 +235,7 @@ fn try_admit<S: Site>(
     if let Some(worker) = state.workers.get(&key) {
         worker.release();
     }
-    Some(Ok(Admitted { id, closed, execs, ready: ended.is_none() }))
+    Some(Ok(Admitted { id, closed, execs, channels, ready: ended.is_none() }))
 }
 
 /// Forgets a connection, unless a newer one has taken its place.
@@ -297,7 +302,7 @@ async fn converse<S: Site, T: AsyncRead>(
     lines: &mut Lines<T>,
     sender: Sender,
     mut closed: oneshot::Receiver<()>,
-    (execs, mut pings): (&Execs, Option<Pings>),
+    (execs, channels, mut pings): (&Execs, &Channels, Option<Pings>),
 ) {
     let (log, pieces) = mpsc::channel(LOG_QUEUE);
     let dropped = Arc::new(AtomicBool::new(false));
@@ -339,6 +344,11 @@ async fn converse<S: Site, T: AsyncRead>(
             Ok(Some(FromAgent::Exec { id, output })) => {
                 if !execs.put(id, output) {
                     acks.send(ToAgent::ExecKill { id });
+                }
+            }
+            Ok(Some(FromAgent::Channel { id, output })) => {
+                if !channels.put(id, output) {
+                    acks.send(ToAgent::Put { id, input: ChannelInput::Close });
                 }
             }
             Ok(Some(FromAgent::Pong { n })) => {

@@ -37,6 +37,17 @@ pub enum ExecError {
         /// The worker.
         worker: u32,
     },
+    /// Its agent is of a version without channels.
+    #[error(
+        "the agent of worker {worker} of job {} is older than this control plane and knows neither terminals nor \
+         forwarding nor stacks; a job that starts from now on does", job.0
+    )]
+    TooOld {
+        /// The job.
+        job: JobId,
+        /// The worker.
+        worker: u32,
+    },
     /// Its standard input does not fit into a message.
     #[error("the command with its standard input has {bytes} bytes; at most {most} can be sent to a worker")]
     TooLarge {

@@ -11,15 +11,18 @@
 //! | [`conversation`] | one connection, from hello to its end |
 //! | `pings` | signs of life, and what they prove |
 //! | [`exec`] | commands inside workers |
+//! | [`channel`] | terminals, TCP connections and stacks of workers |
 //!
 //! Invariant: one lock guards the roster; it is never held while something is reported, written or
 //! waited for.
 
+pub mod channel;
 pub mod conversation;
 pub mod exec;
 mod pings;
 pub mod roster;
 
+pub use channel::{ChannelReader, ChannelWriter, Said};
 pub use conversation::{ACROSS_A_NETWORK, Listener, listen};
 pub use exec::{ExecError, ExecStream};
 pub use roster::{Durable, Hello, Link, Site, State, Worker, Workers};

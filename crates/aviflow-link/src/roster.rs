@@ -1,5 +1,6 @@
 //! Which workers there are, and what each was told last.
 
+use crate::channel::Channels;
 use crate::exec::Execs;
 use aviflow_agent::protocol::{Ended, FromAgent, OLDER, PROTOCOL, ToAgent};
 use aviflow_core::lifecycle::{RankEnd, WorkerEvent};
@@ -142,7 +143,10 @@ pub struct Link {
     pub since: SystemTime,
     /// While it answered pings, see [`Link::witnessed`].
     pub(crate) witness: Option<(Instant, Instant)>,
+    /// The version of its protocol.
+    pub(crate) protocol: u32,
     pub(crate) execs: Arc<Execs>,
+    pub(crate) channels: Arc<Channels>,
     pub(crate) _open: oneshot::Sender<()>,
 }
 

@@ -5,12 +5,14 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
-use aviflow_agent::protocol::{Ended, ExecOutput, OLDER, PROTOCOL};
+use aviflow_agent::protocol::{CHANNELS, Channel, ChannelOutput, Ended, ExecOutput, OLDER, PROTOCOL};
 use aviflow_core::lifecycle::WorkerEvent;
 use aviflow_core::model::{Address, JobId, Term};
 use aviflow_engine::ports::Observation;
 use aviflow_engine::telemetry::{BuildProgress, Point, StreamKey, Telemetry};
-use aviflow_link::{ExecStream, Hello, Listener, Site, Worker, Workers, listen};
+use aviflow_link::{ChannelReader, ExecError, ExecStream, Hello, Listener, Said, Site, Worker, Workers, listen};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 use std::io;
 use std::net::SocketAddr;
@@ -21,7 +23,11 @@ use tokio::net::{TcpListener, TcpStream};
 
 const KEY: StreamKey = StreamKey { job: JobId(7), attempt: 2, worker: 0 };
 
-const RECORDED: [(u32, &str); 2] = [(1, include_str!("versions/1.jsonl")), (2, include_str!("versions/2.jsonl"))];
+const RECORDED: [(u32, &str); 3] = [
+    (1, include_str!("versions/1.jsonl")),
+    (2, include_str!("versions/2.jsonl")),
+    (3, include_str!("versions/3.jsonl")),
+];
 
 /// What the control plane has heard.
 #[derive(Default)]
@@ -163,6 +169,7 @@ async fn replay(version: u32, recorded: &str) {
     let control = Control::new().await;
     let mut agent = None;
     let mut exec: Option<ExecStream> = None;
+    let mut channel: Option<ChannelReader> = None;
     for line in recorded.lines() {
         let line: Value = serde_json::from_str(line).unwrap();
         if line["note"] == "the agent connects" {
@@ -176,6 +183,17 @@ async fn replay(version: u32, recorded: &str) {
                 let output: ExecOutput = serde_json::from_value(line["agent"]["output"].clone()).unwrap();
                 assert_eq!(exec.as_mut().unwrap().next().await, Some(output), "version {version}");
             }
+            if line["agent"]["type"] == "channel" {
+                let output: ChannelOutput = serde_json::from_value(line["agent"]["output"].clone()).unwrap();
+                let expected = match output {
+                    ChannelOutput::Opened => Said::Opened,
+                    ChannelOutput::Data(text) => Said::Data(STANDARD.decode(text).unwrap()),
+                    ChannelOutput::End => Said::End,
+                    ChannelOutput::Exit(code) => Said::Exit(code),
+                    other => panic!("{other:?}"),
+                };
+                assert_eq!(channel.as_mut().unwrap().next().await, Some(expected), "version {version}");
+            }
             continue;
         }
         let answer = &line["control"];
@@ -187,6 +205,10 @@ async fn replay(version: u32, recorded: &str) {
             "exec" => {
                 let argv = vec!["echo".to_owned(), "inside".to_owned()];
                 exec = Some(control.workers.exec(KEY, Some(0), argv, b"").unwrap());
+            }
+            "open" => {
+                let (_, reader) = control.workers.open(KEY, Some(0), Channel::Port { port: 6006 }).unwrap();
+                channel = Some(reader);
             }
             "release" => control
                 .workers
@@ -200,6 +222,7 @@ async fn replay(version: u32, recorded: &str) {
         agent.hear_like(answer).await;
     }
     assert!(exec.is_some(), "version {version}");
+    assert_eq!(channel.is_some(), version >= CHANNELS, "version {version}");
     let log = control.heard.log.lock().unwrap();
     let lines: Vec<&str> = log.lines().filter_map(|line| line.splitn(4, ' ').nth(3)).collect();
     assert_eq!(lines, ["begun", r#"{"step": 4, "loss": 1.5}"#, "done", "rank 0 ended with 3"], "version {version}");
@@ -266,4 +289,15 @@ async fn an_agent_of_another_version_is_told_why_it_is_left_alone() {
     agent.say(&hello(PROTOCOL, "t")).await;
     assert_eq!(agent.hear().await.unwrap()["type"], "welcome");
     assert_eq!(control.heard.warnings.lock().unwrap().len(), 2);
+}
+
+#[tokio::test]
+async fn an_agent_without_channels_is_never_asked_for_one() {
+    let control = Control::new().await;
+    let mut agent = Agent::connect(control.at).await;
+    agent.say(&hello(CHANNELS - 1, "t")).await;
+    assert_eq!(agent.hear().await.unwrap()["type"], "welcome");
+    let refused = control.workers.open(KEY, None, Channel::Port { port: 6006 }).err();
+    assert_eq!(refused, Some(ExecError::TooOld { job: KEY.job, worker: KEY.worker }));
+    assert!(refused.unwrap().to_string().contains("older than this control plane"));
 }

@@ -4,9 +4,10 @@
 use crate::Volumes;
 use crate::cluster::Shared;
 pub use crate::environments::EnvironmentInfo;
+use aviflow_agent::protocol::Channel;
 use aviflow_core::model::JobId;
 use aviflow_engine::telemetry::StreamKey;
-pub use aviflow_link::{ExecError, ExecStream};
+pub use aviflow_link::{ChannelReader, ChannelWriter, ExecError, ExecStream};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -45,6 +46,19 @@ impl LocalHandle {
         stdin: &[u8],
     ) -> Result<ExecStream, ExecError> {
         self.shared.exec(key, rank, argv, stdin)
+    }
+
+    /// Opens a channel into a worker, beside a rank (the worker's first if none).
+    ///
+    /// # Errors
+    /// If there is no such worker, or its agent is not connected or knows no channels.
+    pub fn open(
+        &self,
+        key: StreamKey,
+        rank: Option<u32>,
+        channel: Channel,
+    ) -> Result<(ChannelWriter, ChannelReader), ExecError> {
+        self.shared.open(key, rank, channel)
     }
 
     /// The folder of everything that a job keeps: its checkpoints and outputs.

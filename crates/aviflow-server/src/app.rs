@@ -107,6 +107,7 @@ pub(crate) struct App {
     /// Set once: streams end, and no new request is taken.
     pub(crate) stopping: watch::Sender<bool>,
     pub(crate) changes: crate::changes::Hub,
+    pub(crate) channels: crate::channels::Channels,
     /// Uploads and archives that run at once.
     transfers: Arc<Semaphore>,
 }
@@ -190,9 +191,9 @@ impl Server {
     #[must_use]
     pub fn new(parts: Parts) -> Server {
         let (stopping, _) = watch::channel(false);
-        let changes = crate::changes::Hub::default();
+        let (changes, channels) = (crate::changes::Hub::default(), crate::channels::Channels::default());
         let transfers = Arc::new(Semaphore::new(TRANSFERS));
-        Server { app: Arc::new(App { parts, stopping, changes, transfers }) }
+        Server { app: Arc::new(App { parts, stopping, changes, channels, transfers }) }
     }
 
     /// What submits objects of a cluster, for the body that finds them.

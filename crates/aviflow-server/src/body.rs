@@ -1,7 +1,9 @@
 //! What the server asks of the machine or cluster beside the loop.
 
 use aviflow_api::admin::PoolSpec;
-use aviflow_api::rest::{ApiError, EnvironmentInfo, Exec, ExecFrame, Observed};
+use aviflow_api::rest::{
+    ApiError, ChannelFrame, ChannelInput, ChannelTo, EnvironmentInfo, Exec, ExecFrame, Observed, WorkerStacks,
+};
 use aviflow_api::spec::{JobSpec, ResolvedImage};
 use aviflow_core::model::JobId;
 use std::collections::BTreeMap;
@@ -21,6 +23,15 @@ pub trait Body: Send + Sync {
     /// # Errors
     /// If the command could not be handed to the worker.
     fn exec(&self, target: ExecTarget, exec: Exec) -> Result<mpsc::Receiver<ExecFrame>, ExecRefusal>;
+
+    /// Opens a channel into a worker, beside a rank (its first if none).
+    ///
+    /// # Errors
+    /// If it could not be handed to the worker.
+    fn open(&self, target: ExecTarget, rank: Option<u32>, to: ChannelTo) -> Result<Opening, ExecRefusal>;
+
+    /// What the processes of a worker are doing, of one rank alone if one is named.
+    fn stacks(&self, target: ExecTarget, rank: Option<u32>) -> Telling;
 
     /// Runs a test on a node on which nothing runs. The last frame is `Exit` or `Failed`; dropping the receiver
     /// ends the test.
@@ -101,6 +112,17 @@ pub struct Unresolved {
     pub error: ApiError,
     /// Whether that lies in who was asked, and another try may help.
     pub passing: bool,
+}
+
+/// An answer of [`Body::stacks`].
+pub type Telling = Pin<Box<dyn Future<Output = Result<WorkerStacks, ExecRefusal>> + Send>>;
+
+/// A channel that is being opened.
+pub struct Opening {
+    /// What is put into it; each waits until there is room. Dropping this puts in nothing more, and closes nothing.
+    pub input: mpsc::Sender<ChannelInput>,
+    /// What comes out: `Opened` without a name, and `Exit` or `Failed` last. Dropping this closes the channel.
+    pub output: mpsc::Receiver<ChannelFrame>,
 }
 
 /// Where a command runs.

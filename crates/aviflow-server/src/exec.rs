@@ -2,14 +2,14 @@
 
 use crate::access::Caller;
 use crate::app::{App, blocking};
-use crate::body::ExecTarget;
+use crate::body::{ExecRefusal, ExecTarget};
 use crate::error::Failure;
 use crate::logs::ndjson;
 use crate::names::resolve;
 use crate::params::{Input, Name};
 use crate::view::count;
 use aviflow_api::rest::{Exec, ExecFrame};
-use aviflow_core::model::Phase;
+use aviflow_core::model::{JobId, Phase};
 use axum::extract::State;
 use axum::response::Response;
 use std::sync::Arc;
@@ -68,8 +68,40 @@ fn begin(app: &App, name: &str, caller: &Caller, mut exec: Exec) -> Result<mpsc:
     if exec.argv.is_empty() {
         return Err(Failure::bad("no command was given").help("put it in `argv`"));
     }
-    let job = resolve(app, name, caller)?;
     let rank = exec.rank.unwrap_or(0);
+    let target = gang(app, name, caller, "no worker can run a command")?.beside(rank)?;
+    exec.rank = Some(rank);
+    app.parts.body.exec(target, exec).map_err(refused)
+}
+
+pub(crate) fn refused(refusal: ExecRefusal) -> Failure {
+    Failure::conflict("execRefused", refusal.0)
+}
+
+/// A gang that holds its GPUs.
+pub(crate) struct Gang {
+    pub(crate) job: JobId,
+    pub(crate) attempt: u32,
+    pub(crate) workers: u32,
+    ranks_per_node: u32,
+}
+
+impl Gang {
+    /// Where a rank runs.
+    pub(crate) fn beside(&self, rank: u32) -> Result<ExecTarget, Failure> {
+        let worker = rank / self.ranks_per_node;
+        if worker >= self.workers {
+            let ranks = self.workers * self.ranks_per_node;
+            let message = format!("there is no rank {rank}; the job has {ranks} of them");
+            return Err(Failure::bad(message).help("ranks are counted from 0"));
+        }
+        Ok(ExecTarget { job: self.job, attempt: self.attempt, worker })
+    }
+}
+
+/// The gang of a job that runs; `not` says what cannot be done where it does not.
+pub(crate) fn gang(app: &App, name: &str, caller: &Caller, not: &str) -> Result<Gang, Failure> {
+    let job = resolve(app, name, caller)?;
     let found = app.view(move |view| {
         let job = view.snapshot.jobs.get(&job)?;
         let each = job.request.ranks_per_node.max(1);
@@ -79,17 +111,10 @@ fn begin(app: &App, name: &str, caller: &Caller, mut exec: Exec) -> Result<mpsc:
         };
         Some((target, each, job.phase.name()))
     })?;
-    let (target, each, phase) = found.unwrap_or((None, 1, "not live"));
+    let (target, ranks_per_node, phase) = found.unwrap_or((None, 1, "not live"));
     let Some((attempt, workers)) = target else {
-        return Err(Failure::conflict("notRunning", format!("the job is {phase}, so no worker can run a command"))
+        return Err(Failure::conflict("notRunning", format!("the job is {phase}, so {not}"))
             .help("wait until it runs; `aviflow show` says what it waits for"));
     };
-    let worker = rank / each;
-    if worker >= workers {
-        let message = format!("there is no rank {rank}; the job has {} of them", workers * each);
-        return Err(Failure::bad(message).help("ranks are counted from 0"));
-    }
-    exec.rank = Some(rank);
-    let target = ExecTarget { job, attempt, worker };
-    app.parts.body.exec(target, exec).map_err(|refusal| Failure::conflict("execRefused", refusal.0))
+    Ok(Gang { job, attempt, workers, ranks_per_node })
 }

@@ -20,6 +20,7 @@ mod attempts;
 mod auth;
 mod body;
 mod changes;
+mod channels;
 mod check;
 mod documents;
 mod drains;
@@ -40,6 +41,7 @@ mod params;
 mod pool;
 mod routes;
 mod secret;
+mod stacks;
 mod standby;
 mod submit;
 mod usage;
@@ -52,6 +54,9 @@ mod tests;
 pub use access::{Asked, Identities, Unavailable};
 pub use app::{Applies, Info, Parts, Server, ServerConfig, ServerError};
 pub use auth::{Token, TokenError};
-pub use body::{Body, BodyAgent, CatalogueEntry, ExecRefusal, ExecTarget, NodeTest, Resolving, Settling, Unresolved};
+pub use body::{
+    Body, BodyAgent, CatalogueEntry, ExecRefusal, ExecTarget, NodeTest, Opening, Resolving, Settling, Telling,
+    Unresolved,
+};
 pub use standby::standby;
 pub use submit::{Applied, NotTaken};

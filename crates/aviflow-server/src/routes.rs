@@ -6,8 +6,8 @@ use crate::error::Failure;
 use crate::list::{ListQuery, list};
 use crate::params::Values;
 use crate::{
-    changes, check, documents, drains, environments, exec, files, follow, history, jobs, logs, metrics, objects,
-    observed, pool, submit, usage,
+    changes, channels, check, documents, drains, environments, exec, files, follow, history, jobs, logs, metrics,
+    objects, observed, pool, stacks, submit, usage,
 };
 use aviflow_api::openapi;
 use aviflow_api::rest::JobList;
@@ -70,6 +70,10 @@ pub(crate) fn closed() -> Vec<Handled> {
         // To end one is another right than to change one, and a queue is used.
         ("/v1/jobs/{name}/actions", &[(POST, Asked)], post(jobs::act)),
         ("/v1/jobs/{name}/exec", &[(POST, Needs::Part(Create, Part::Exec))], post(exec::exec)),
+        ("/v1/jobs/{name}/channels", &[(POST, Needs::Part(Create, Part::Exec))], post(channels::open)),
+        ("/v1/jobs/{name}/channels/{channel}", &[(POST, Needs::Part(Create, Part::Exec))], post(channels::put)),
+        // It interrupts the processes for a moment.
+        ("/v1/jobs/{name}/stacks", &[(POST, Needs::Part(Create, Part::Exec))], post(stacks::stacks)),
         ("/v1/objects/{sha256}", &[(HEAD, SUBMIT), (PUT, SUBMIT)], head(objects::head).merge(put(objects::put))),
         ("/v1/observed", &[(GET, On(List, "nodes"))], get(observed::observed)),
         ("/v1/nodes", &[(GET, On(List, "nodes"))], get(pool::nodes)),

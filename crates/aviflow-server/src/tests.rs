@@ -1,6 +1,7 @@
 //! The server on a real engine, store and telemetry, with a cluster that does what a test says.
 
 mod access;
+mod channels;
 mod content;
 mod follow;
 mod jobs;

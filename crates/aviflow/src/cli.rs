@@ -7,8 +7,8 @@ mod simulate;
 
 pub use admin::{ApplyArgs, DrainArgs, LogArgs, PolicyCommand, PoolCommand, QueueCommand, Why};
 pub use jobs::{
-    CancelArgs, CpArgs, ExecArgs, JobsArgs, LogsArgs, LsArgs, PlanArgs, RerunArgs, RunArgs, ShowArgs, SubmitArgs,
-    SuspendArgs, UpdateArgs,
+    CancelArgs, CpArgs, DevArgs, DevPlace, ExecArgs, ForwardArgs, JobsArgs, LogsArgs, LsArgs, PlanArgs, RerunArgs,
+    RunArgs, ShowArgs, StacksArgs, SubmitArgs, SuspendArgs, UpdateArgs,
 };
 pub use platform::{
     CheckArgs, ContextCommand, DoctorArgs, EnvCommand, KubeArgs, KubeWayArgs, LoginArgs, NodeCommand, ServeArgs,
@@ -147,6 +147,13 @@ pub enum Command {
     Rerun(RerunArgs),
     /// Run a command beside a rank of a running job
     Exec(ExecArgs),
+    /// Open a shell on the pool, under queue and quota; its GPUs are given back when it closes
+    Dev(DevArgs),
+    /// Show what the processes of a running job are doing: stacks of all ranks
+    Stacks(StacksArgs),
+    /// Reach a port beside a rank of a running job from this machine
+    #[command(alias = "port-forward")]
+    Forward(ForwardArgs),
     /// Copy outputs or checkpoints of a job to this machine
     Cp(CpArgs),
     /// Nodes and their GPUs

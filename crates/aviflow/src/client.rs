@@ -1,6 +1,7 @@
 //! The REST API from the client's side: blocking calls, one for each route.
 
 mod admin;
+mod channels;
 mod security;
 
 pub use security::Security;

@@ -7,9 +7,11 @@ mod check;
 mod context;
 mod copy;
 mod depot;
+mod dev;
 mod doctor;
 mod drain;
 mod exec;
+mod forward;
 mod layer;
 mod logs;
 mod look;
@@ -19,8 +21,10 @@ mod rerun;
 mod run;
 mod server;
 mod simulate;
+mod stacks;
 mod store;
 
+pub use forward::Ports;
 pub use server::goes_on;
 
 use crate::cli::{Cli, Command, Format, Global};
@@ -99,6 +103,9 @@ pub fn dispatch(cli: Cli, output: Output) -> Result<ExitCode> {
         Command::Run(args) => run::run(&app, args),
         Command::Rerun(args) => rerun::rerun(&app, &args),
         Command::Exec(args) => exec::exec(&app, args),
+        Command::Dev(args) => dev::dev(&app, args),
+        Command::Stacks(args) => done(stacks::stacks(&app, &args)),
+        Command::Forward(args) => done(forward::forward(&app, &args)),
         Command::Plan(args) => done(run::plan(&app, &args)),
         Command::Ls(args) => done(look::ls(&app, &args)),
         Command::Show(args) => done(look::show(&app, &args)),

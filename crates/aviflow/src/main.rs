@@ -13,6 +13,7 @@
 //! Commands are synchronous; only `serve` has a runtime. Nothing here decides
 //! what runs where.
 
+mod channel;
 mod cli;
 mod client;
 mod commands;

@@ -10,6 +10,7 @@ pub mod plan;
 pub mod platform;
 pub mod queue;
 pub mod simulate;
+pub mod stacks;
 pub mod style;
 pub mod summary;
 pub mod table;

@@ -4,6 +4,7 @@
 //! last turn, and agents go on with their trainings. The next one takes them up.
 
 mod body;
+mod channel;
 mod housekeeping;
 mod kube;
 mod rebuild;

@@ -77,6 +77,8 @@ impl Machine {
             ToAgent::LogAck { offset } => out.push(Output::LogDurable(offset)),
             ToAgent::Exec { id, rank, argv, stdin } => self.exec(id, rank, argv, stdin, out),
             ToAgent::ExecKill { id } => out.push(Output::ExecKill(id)),
+            ToAgent::Open { id, rank, channel } => self.open(id, rank, channel, out),
+            ToAgent::Put { id, input } => out.push(Output::Put { id, input }),
             ToAgent::Release => {
                 // Never while a process may live: a release says that the end is durable.
                 if self.phase == Phase::Ended {

@@ -3,7 +3,7 @@
 use crate::checkpoints::Sighting;
 use crate::hooks::Message;
 use crate::output::names::Values;
-use crate::protocol::{Ended, ExecOutput, FromAgent, ToAgent};
+use crate::protocol::{Channel, ChannelInput, ChannelOutput, Ended, ExecOutput, FromAgent, ToAgent};
 use crate::sys::Exit;
 use crate::wiring::Launch;
 use std::net::SocketAddr;
@@ -96,6 +96,13 @@ pub enum Input {
         /// What.
         output: ExecOutput,
     },
+    /// Something came out of a channel.
+    Channel {
+        /// Which.
+        id: u64,
+        /// What.
+        output: ChannelOutput,
+    },
     /// Answer to [`Output::Ask`].
     Asked {
         /// Who did not answer, or is in touch with the control plane; none if all answered and nobody is.
@@ -153,7 +160,23 @@ pub enum Output {
     },
     /// End a command.
     ExecKill(u64),
-    /// End all commands.
+    /// Open a channel beside a rank.
+    Open {
+        /// Its number.
+        id: u64,
+        /// The rank.
+        rank: u32,
+        /// Where to.
+        channel: Channel,
+    },
+    /// Put something into a channel.
+    Put {
+        /// Which.
+        id: u64,
+        /// What.
+        input: ChannelInput,
+    },
+    /// End all commands and channels.
     ExecKillAll,
     /// Write `ended.json`.
     WriteEnded(Ended),

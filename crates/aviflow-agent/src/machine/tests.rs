@@ -1,7 +1,7 @@
 use super::*;
 use crate::faults::Class;
 use crate::hooks::Message;
-use crate::protocol::ToAgent;
+use crate::protocol::{Channel, ChannelInput, ChannelOutput, ToAgent};
 use crate::wiring::tests::spec;
 use std::net::SocketAddr;
 
@@ -51,6 +51,9 @@ fn words(outputs: &[Output]) -> String {
         }
         Output::Send(FromAgent::Progress { rank, progress, .. }) => Some(format!("progress({rank},{})", progress.step)),
         Output::Send(FromAgent::Exec { id, output }) => Some(format!("exec({id},{output:?})")),
+        Output::Send(FromAgent::Channel { id, output }) => Some(format!("channel({id},{output:?})")),
+        Output::Open { id, rank, .. } => Some(format!("open({id},{rank})")),
+        Output::Put { id, input } => Some(format!("put({id},{input:?})")),
         Output::Send(FromAgent::Pong { n }) => Some(format!("pong({n})")),
         Output::Ask { peers, within_ms } => Some(format!("ask({},{within_ms})", peers.len())),
         Output::Send(FromAgent::Log { .. }) => Some("log".into()),
@@ -322,12 +325,19 @@ fn life_is_shown_until_the_end() {
 
 #[test]
 fn commands_need_ranks() {
+    let open = |id, rank| Input::Message(ToAgent::Open { id, rank, channel: Channel::Port { port: 6006 } });
+    let put = |id| Input::Message(ToAgent::Put { id, input: ChannelInput::End });
     let exec = |id, rank| Input::Message(ToAgent::Exec { id, rank, argv: vec!["ls".into()], stdin: String::new() });
     check(&[
+        (0, open(1, None), "channel(1,Failed(\"no rank runs here: wait until the job is Running\"))"),
         (0, exec(1, None), "exec(1,Failed(\"no rank runs here: wait until the job is Running\"))"),
         (0, start(7, 1), "spawn(1)"),
         (1, Input::Spawned, "1:up@1-0"),
         (2, exec(2, None), "run(2,2)"),
+        (2, open(2, None), "open(2,2)"),
+        (2, open(3, Some(9)), "channel(3,Failed(\"rank 9 is not here: this worker has 2 to 3\"))"),
+        (2, put(2), "put(2,End)"),
+        (2, Input::Channel { id: 2, output: ChannelOutput::End }, "channel(2,End)"),
         (2, exec(3, Some(9)), "exec(3,Failed(\"rank 9 is not here: this worker has 2 to 3\"))"),
         (3, Input::Message(ToAgent::Ping { n: 0, heard: 0 }), "pong(0)"),
     ]);

@@ -50,7 +50,11 @@ fn earlier_versions_are_understood_and_later_ones_too() {
         match one {
             FromAgent::Hello { peer_port, .. } => assert_eq!(peer_port, 0),
             FromAgent::Pong { n } => assert_eq!(n, 0),
-            FromAgent::Event { .. } | FromAgent::Progress { .. } | FromAgent::Log { .. } | FromAgent::Exec { .. } => {}
+            FromAgent::Event { .. }
+            | FromAgent::Progress { .. }
+            | FromAgent::Log { .. }
+            | FromAgent::Exec { .. }
+            | FromAgent::Channel { .. } => {}
         }
     }
     for line in OLD_CONTROL {
@@ -116,4 +120,39 @@ fn earlier_versions_understand_this_one() {
     assert!(String::from_utf8_lossy(&line).contains(r#""peers":[[0,"10.0.0.1:4711"]]"#));
     assert_eq!(wire::parse::<ToAgent>(line.trim_ascii_end()), Ok(start));
     assert_eq!(understood(line), Ok(Old::Start { term: 3, epoch: 1, master_host, master_port, best_step }));
+}
+
+/// Lines as version 3 of the protocol had them first.
+const CHANNEL_AGENT: [&str; 6] = [
+    r#"{"type":"channel","id":4,"output":"opened"}"#,
+    r#"{"type":"channel","id":4,"output":{"data":"aGk="}}"#,
+    r#"{"type":"channel","id":4,"output":"end"}"#,
+    r#"{"type":"channel","id":4,"output":{"room":2}}"#,
+    r#"{"type":"channel","id":4,"output":{"exit":0}}"#,
+    r#"{"type":"channel","id":4,"output":{"failed":"gone"}}"#,
+];
+const CHANNEL_CONTROL: [&str; 8] = [
+    r#"{"type":"open","id":4,"rank":1,"channel":{"kind":"terminal","argv":["sh"],"size":{"columns":80,"rows":24},"term":"xterm"}}"#,
+    r#"{"type":"open","id":4,"rank":null,"channel":{"kind":"port","port":6006}}"#,
+    r#"{"type":"open","id":4,"rank":null,"channel":{"kind":"stacks","rank":3}}"#,
+    r#"{"type":"put","id":4,"input":{"data":"aGk="}}"#,
+    r#"{"type":"put","id":4,"input":"end"}"#,
+    r#"{"type":"put","id":4,"input":{"size":{"columns":80,"rows":24}}}"#,
+    r#"{"type":"put","id":4,"input":{"room":2}}"#,
+    r#"{"type":"put","id":4,"input":"close"}"#,
+];
+
+#[test]
+fn channels_are_said_as_they_were_first() {
+    for line in CHANNEL_AGENT {
+        let [one, other] = both::<FromAgent>(line);
+        assert_eq!(one, other);
+        assert_eq!(String::from_utf8_lossy(&wire::line(&one)).trim_end(), line);
+    }
+    for line in CHANNEL_CONTROL {
+        let [one, other] = both::<ToAgent>(line);
+        assert_eq!(one, other);
+        assert_eq!(String::from_utf8_lossy(&wire::line(&one)).trim_end(), line);
+        assert!(wire::parse::<Old>(line.as_bytes()).is_err(), "an agent drops what it does not understand");
+    }
 }

@@ -105,6 +105,14 @@ fn table() -> BTreeMap<(&'static str, &'static str), Needed> {
         ("GET", "/v1/jobs/{name}/files", vec![part(Get, Part::Files)], None),
         ("POST", "/v1/jobs/{name}/actions", vec![jobs(Delete)], reason("cancel")),
         ("POST", "/v1/jobs/{name}/exec", vec![part(Create, Part::Exec)], Some(json!({"argv": ["true"]}))),
+        (
+            "POST",
+            "/v1/jobs/{name}/channels",
+            vec![part(Create, Part::Exec)],
+            Some(json!({"to": {"kind": "port", "port": 1}})),
+        ),
+        ("POST", "/v1/jobs/{name}/channels/{channel}", vec![part(Create, Part::Exec)], Some(json!({}))),
+        ("POST", "/v1/jobs/{name}/stacks", vec![part(Create, Part::Exec)], Some(json!({}))),
         ("HEAD", "/v1/objects/{sha256}", vec![jobs(Create)], None),
         ("PUT", "/v1/objects/{sha256}", vec![jobs(Create)], None),
         ("GET", "/v1/observed", vec![on(List, "nodes")], None),
@@ -148,7 +156,7 @@ async fn every_route_needs_its_rights_and_no_others() {
     assert_eq!(served, table.keys().copied().collect(), "each route is in the table of rights");
     people.give("nobody", []);
     for ((path, method), (rights, body)) in &table {
-        let url = path.replace("{name}", "x").replace("{sha256}", "x");
+        let url = path.replace("{name}", "x").replace("{sha256}", "x").replace("{channel}", "x");
         // All but one right are not enough, and the one that is missing is named.
         for (i, missing) in rights.iter().enumerate() {
             let user = format!("{method}{path}{i}");

@@ -3,10 +3,12 @@
 use crate::access::Identities;
 use crate::app::{Info, Parts, Server, ServerConfig};
 use crate::auth::Token;
-use crate::body::{Body, BodyAgent, CatalogueEntry, ExecRefusal, ExecTarget, NodeTest};
+use crate::body::{Body, BodyAgent, CatalogueEntry, ExecRefusal, ExecTarget, NodeTest, Opening, Telling};
 use aviflow_api::environment::{self, Description};
 use aviflow_api::file::{Defaults, parse_job};
-use aviflow_api::rest::{Exec, ExecFrame, JobDetail, Observed, Submit};
+use aviflow_api::rest::{
+    ChannelFrame, ChannelInput, ChannelTo, Exec, ExecFrame, JobDetail, Observed, ProcessStacks, Submit, WorkerStacks,
+};
 use aviflow_api::spec::{JobSpec, Provenance, ResolvedEnvironment};
 use aviflow_core::lifecycle::{RankEnd, WorkerEvent};
 use aviflow_core::model::{Address, EnvironmentHash, JobId};
@@ -161,6 +163,7 @@ pub(crate) struct FakeBody {
     pub(crate) drained: watch::Sender<bool>,
     pub(crate) execs: Mutex<Vec<(ExecTarget, Exec)>>,
     pub(crate) checks: Mutex<Vec<mpsc::Sender<ExecFrame>>>,
+    pub(crate) opened: Mutex<Vec<(ExecTarget, ChannelTo)>>,
 }
 
 impl Body for FakeBody {
@@ -177,6 +180,39 @@ impl Body for FakeBody {
         sender.try_send(ExecFrame::Exit { code: 3 }).expect("room");
         self.execs.lock().expect("lock").push((target, exec));
         Ok(receiver)
+    }
+
+    /// Says what is put in; port 1 is refused.
+    fn open(&self, target: ExecTarget, _: Option<u32>, to: ChannelTo) -> Result<Opening, ExecRefusal> {
+        if to == (ChannelTo::Port { port: 1 }) {
+            return Err(ExecRefusal("the agent is not connected; try again in a moment".into()));
+        }
+        let (input, mut inputs) = mpsc::channel::<ChannelInput>(1);
+        let (sender, output) = mpsc::channel(4);
+        self.opened.lock().expect("lock").push((target, to));
+        tokio::runtime::Handle::current().spawn(async move {
+            let _ = sender.send(ChannelFrame::Opened { channel: String::new() }).await;
+            while let Some(input) = inputs.recv().await {
+                let _ = sender.send(ChannelFrame::Data { data: input.data }).await;
+                if input.end {
+                    let _ = sender.send(ChannelFrame::Exit { code: 5 }).await;
+                }
+            }
+        });
+        Ok(Opening { input, output })
+    }
+
+    /// Of rank 0 at worker 0, and nothing of the others.
+    fn stacks(&self, target: ExecTarget, rank: Option<u32>) -> Telling {
+        let process = ProcessStacks { rank: Some(0), main: true, note: Some("no Python".into()), ..Default::default() };
+        let found = target.worker == 0 && rank.is_none_or(|rank| rank == 0);
+        let processes = Vec::from_iter(found.then_some(process));
+        let told = match target.worker {
+            0 => Ok(WorkerStacks { processes, ..Default::default() }),
+            _ if rank.is_some() => Ok(WorkerStacks::default()),
+            _ => Err(ExecRefusal("the agent of worker 1 is not connected".into())),
+        };
+        Box::pin(std::future::ready(told))
     }
 
     /// Ends as the first word of its command says; with another, it never does.
@@ -306,6 +342,7 @@ impl World {
             agents: Mutex::default(),
             drained: watch::Sender::new(true),
             execs: Mutex::default(),
+            opened: Mutex::default(),
             checks: Mutex::default(),
         });
         let token = Token::load_or_create(&folder.path().join("token")).unwrap();

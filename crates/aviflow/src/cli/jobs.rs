@@ -2,6 +2,7 @@
 
 use super::Output;
 use super::admin::Why;
+use crate::commands::Ports;
 use clap::{ArgGroup, Args};
 use std::path::PathBuf;
 
@@ -323,7 +324,7 @@ pub struct RerunArgs {
 #[command(after_help = "\
 Examples:
   aviflow exec tiny-gpt -- nvidia-smi
-  aviflow exec tiny-gpt --rank 3 -- py-spy dump --pid 1")]
+  aviflow exec -it tiny-gpt --rank 3 -- bash")]
 pub struct ExecArgs {
     /// The job
     pub job: String,
@@ -336,9 +337,123 @@ pub struct ExecArgs {
     #[arg(short = 'i', long)]
     pub stdin: bool,
 
+    /// Run it on a terminal: keys go to it as they are typed
+    #[arg(short, long)]
+    pub tty: bool,
+
     /// The command
     #[arg(last = true, required = true, value_name = "CMD")]
     pub command: Vec<String>,
+}
+
+/// `dev`
+#[derive(Args, Debug)]
+#[command(after_help = "\
+It is a job like others: it waits in its queue, is seen in `ls` and charged. It ends when the shell
+does, at its time limit, or once no terminal of it was open for --grace.
+
+Examples:
+  aviflow dev --gpus 1
+  aviflow dev --gpus 8 --environment torch-2.9 --queue nlp --time-limit 4h
+  aviflow dev --gpus 1 --code . -- python")]
+pub struct DevArgs {
+    /// How many GPUs, of one node
+    #[arg(short, long, value_name = "N")]
+    pub gpus: u32,
+
+    /// How long the GPUs are kept while no terminal is open
+    #[arg(long, value_name = "DURATION", default_value = "1m")]
+    pub grace: String,
+
+    /// What is run in place of a shell
+    #[arg(last = true, value_name = "CMD")]
+    pub shell: Vec<String>,
+
+    #[command(flatten)]
+    pub place: DevPlace,
+}
+
+/// Where a shell of `dev` is.
+#[derive(Args, Clone, Debug, Default)]
+pub struct DevPlace {
+    /// The environment, as NAME or NAME@VERSION
+    #[arg(long, value_name = "ENVIRONMENT")]
+    pub environment: Option<String>,
+
+    /// The queue
+    #[arg(long, value_name = "QUEUE")]
+    pub queue: Option<String>,
+
+    /// The accelerator type; several in order of preference (repeatable)
+    #[arg(long, value_name = "TYPE")]
+    pub gpu_type: Vec<String>,
+
+    /// The greatest time running
+    #[arg(long, value_name = "DURATION", default_value = "8h")]
+    pub time_limit: String,
+
+    /// The name of the job
+    #[arg(long, value_name = "NAME", default_value = "dev")]
+    pub name: String,
+
+    /// A folder of code of which the shell gets a copy, taken now
+    #[arg(long, value_name = "DIR")]
+    pub code: Option<String>,
+
+    /// Set a field of the job's document, such as `image=…` (repeatable)
+    #[arg(long = "set", value_name = "FIELD=VALUE")]
+    pub set: Vec<String>,
+
+    /// Set an environment variable (repeatable)
+    #[arg(short, long = "env", value_name = "NAME=VALUE")]
+    pub env: Vec<String>,
+}
+
+/// `stacks`
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Ranks that do the same are shown together, the odd one out first. Nothing is installed and nothing
+is ended for it: Python tells its stacks itself, the kernel says what threads wait for.
+
+Examples:
+  aviflow stacks tiny-gpt
+  aviflow stacks tiny-gpt --rank 3 --all")]
+pub struct StacksArgs {
+    /// The job
+    pub job: String,
+
+    /// Of the processes of this rank alone
+    #[arg(short, long, value_name = "RANK")]
+    pub rank: Option<u32>,
+
+    /// All threads of all processes, also of those that ranks have started
+    #[arg(short, long)]
+    pub all: bool,
+
+    /// The form of the answer
+    #[command(flatten)]
+    pub output: Output,
+}
+
+/// `forward`
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Listens on this machine's loopback address until it is ended with Ctrl-C.
+
+Examples:
+  aviflow forward tiny-gpt 6006             TensorBoard beside rank 0, at localhost:6006
+  aviflow forward tiny-gpt 8080:6006 5678 --rank 3")]
+pub struct ForwardArgs {
+    /// The job
+    pub job: String,
+
+    /// The port beside the rank, and the one here if it is another; `:PORT` takes any that is free
+    #[arg(required = true, value_name = "[LOCAL:]PORT")]
+    pub ports: Vec<Ports>,
+
+    /// The rank where it listens
+    #[arg(short, long, value_name = "RANK", default_value_t = 0)]
+    pub rank: u32,
 }
 
 /// `cp`

@@ -1,6 +1,7 @@
 //! `exec`.
 
 use super::App;
+use crate::channel::terminal;
 use crate::cli::ExecArgs;
 use crate::client::lost;
 use crate::error::{Failure, Result, While, exit_code};
@@ -13,6 +14,10 @@ use std::process::ExitCode;
 /// `aviflow exec`
 pub fn exec(app: &App, args: ExecArgs) -> Result<ExitCode> {
     let client = app.client()?;
+    if args.tty {
+        let code = terminal(&client, &args.job, args.rank, args.command)?;
+        return Ok(ExitCode::from(exit_code(code)));
+    }
     let mut stdin = Vec::new();
     if args.stdin {
         std::io::stdin().lock().read_to_end(&mut stdin).or_fail(|| "standard input cannot be read".to_owned())?;

@@ -42,7 +42,7 @@ pub fn submitted(app: &App, client: &Client, job: &JobDetail, detach: bool) -> R
 }
 
 /// The control plane; on this machine it is started if none runs.
-fn client(app: &App) -> Result<Client> {
+pub(super) fn client(app: &App) -> Result<Client> {
     if app.is_local() && app.config.current.is_none() && app.home.server()?.is_none() {
         let started = server::start(app, &StartArgs::default())?;
         note(&format!("started the control plane of this machine at {} (`aviflow server stop` ends it)", started.url));
@@ -53,7 +53,7 @@ fn client(app: &App) -> Result<Client> {
     app.client()
 }
 
-fn warn(prepared: &Prepared) {
+pub(super) fn warn(prepared: &Prepared) {
     if !prepared.warnings.is_empty() {
         note(prepared.warnings.trim_end());
     }

@@ -1,12 +1,12 @@
 //! This machine, as the server asks for it.
 
-use aviflow_agent::protocol::ExecOutput;
-use aviflow_api::rest::{Exec, ExecFrame};
+use aviflow_agent::protocol::{Channel, ExecOutput};
+use aviflow_api::rest::{ChannelTo, Exec, ExecFrame};
 use aviflow_core::model::JobId;
 use aviflow_engine::telemetry::StreamKey;
 use aviflow_link::ExecStream;
 use aviflow_local::LocalHandle;
-use aviflow_server::{Body, BodyAgent, ExecRefusal, ExecTarget, NodeTest};
+use aviflow_server::{Body, BodyAgent, ExecRefusal, ExecTarget, NodeTest, Opening, Telling};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use std::future::Future;
@@ -43,10 +43,18 @@ impl Body for Local {
     }
 
     fn exec(&self, target: ExecTarget, exec: Exec) -> Result<mpsc::Receiver<ExecFrame>, ExecRefusal> {
-        let key = StreamKey { job: target.job, attempt: target.attempt, worker: target.worker };
+        let key = key(target);
         let stdin = stdin(&exec)?;
         let stream = self.handle.exec(key, exec.rank, exec.argv, &stdin);
         Ok(frames(stream.map_err(|e| ExecRefusal(e.to_string()))?, &self.runtime))
+    }
+
+    fn open(&self, target: ExecTarget, rank: Option<u32>, to: ChannelTo) -> Result<Opening, ExecRefusal> {
+        super::channel::opening(self.handle.open(key(target), rank, super::channel::to(to)), &self.runtime)
+    }
+
+    fn stacks(&self, target: ExecTarget, rank: Option<u32>) -> Telling {
+        super::channel::stacks(self.handle.open(key(target), None, Channel::Stacks { rank }))
     }
 
     fn check(&self, test: NodeTest) -> Result<mpsc::Receiver<ExecFrame>, ExecRefusal> {
@@ -134,6 +142,11 @@ async fn hand_on(from: Option<impl AsyncRead + Unpin>, to: &mpsc::Sender<ExecFra
             return;
         }
     }
+}
+
+/// The worker of a target.
+pub(super) fn key(target: ExecTarget) -> StreamKey {
+    StreamKey { job: target.job, attempt: target.attempt, worker: target.worker }
 }
 
 /// Standard input of a command.

@@ -5,9 +5,10 @@ use super::tls::Tls;
 use crate::cli::KubeArgs;
 use crate::error::{Failure, Result, While};
 use crate::output::note;
+use aviflow_agent::protocol::Channel;
 use aviflow_api::admin::PoolSpec;
 use aviflow_api::file::Defaults;
-use aviflow_api::rest::{ApiError, EnvironmentInfo, Exec, ExecFrame, Observed};
+use aviflow_api::rest::{ApiError, ChannelTo, EnvironmentInfo, Exec, ExecFrame, Observed};
 use aviflow_api::rights::{Identity, Right};
 use aviflow_api::spec::JobSpec;
 use aviflow_core::lifecycle::Moment;
@@ -34,8 +35,8 @@ use aviflow_kube::resolve::{self, Resolver};
 use aviflow_kube::{Client, KubeCluster, KubeConfig, KubeHandle, Listeners};
 use aviflow_link::Durable;
 use aviflow_server::{
-    Applied, Applies, Asked, Body, BodyAgent, ExecRefusal, ExecTarget, Identities, NodeTest, NotTaken, Resolving,
-    Settling, Unavailable, Unresolved,
+    Applied, Applies, Asked, Body, BodyAgent, ExecRefusal, ExecTarget, Identities, NodeTest, NotTaken, Opening,
+    Resolving, Settling, Telling, Unavailable, Unresolved,
 };
 use aviflow_store::FileTelemetry;
 use aviflow_store::read::{ActFilter, Reader};
@@ -347,10 +348,18 @@ impl Body for Kube {
     }
 
     fn exec(&self, target: ExecTarget, exec: Exec) -> std::result::Result<mpsc::Receiver<ExecFrame>, ExecRefusal> {
-        let key = StreamKey { job: target.job, attempt: target.attempt, worker: target.worker };
+        let key = super::body::key(target);
         let stdin = super::body::stdin(&exec)?;
         let stream = self.handle.exec(key, exec.rank, exec.argv, &stdin);
         Ok(super::body::frames(stream.map_err(|e| ExecRefusal(e.to_string()))?, &self.runtime))
+    }
+
+    fn open(&self, target: ExecTarget, rank: Option<u32>, to: ChannelTo) -> std::result::Result<Opening, ExecRefusal> {
+        super::channel::opening(self.handle.open(super::body::key(target), rank, super::channel::to(to)), &self.runtime)
+    }
+
+    fn stacks(&self, target: ExecTarget, rank: Option<u32>) -> Telling {
+        super::channel::stacks(self.handle.open(super::body::key(target), None, Channel::Stacks { rank }))
     }
 
     fn check(&self, test: NodeTest) -> std::result::Result<mpsc::Receiver<ExecFrame>, ExecRefusal> {

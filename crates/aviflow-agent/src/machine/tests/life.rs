@@ -174,6 +174,8 @@ impl World {
             | Output::LogDurable(_)
             | Output::Exec { .. }
             | Output::ExecKill(_)
+            | Output::Open { .. }
+            | Output::Put { .. }
             | Output::ExecKillAll => {}
         }
     }

@@ -1,0 +1,89 @@
+//! What people do inside a worker: commands, terminals, connections, and a look at what every process does.
+
+use super::Driver;
+use crate::exec;
+use crate::machine::Input;
+use crate::process;
+use crate::protocol::{Channel, ChannelOutput, ExecOutput, files};
+use crate::stacks::Dump;
+use crate::sys::{self, Pid};
+use std::collections::BTreeSet;
+
+impl Driver {
+    pub(super) fn exec(&mut self, id: u64, rank: u32, argv: &[String], stdin: &str) {
+        let started = (|| {
+            let launch = self.launch.as_ref().ok_or("no rank runs here")?;
+            if self.commands.contains(id) {
+                return Err(format!("command {id} runs already: choose another number"));
+            }
+            let input =
+                sys::memory_file(&exec::decode(stdin)?).map_err(|e| format!("no memory for standard input: {e}"))?;
+            process::start(argv, &self.spec.cwd, &self.environment(launch, rank), Some(input))
+        })();
+        match started {
+            Ok(started) => self.commands.add(id, started),
+            Err(reason) => self.inputs.push_back(Input::Exec { id, output: ExecOutput::Failed(reason) }),
+        }
+    }
+
+    pub(super) fn open(&mut self, id: u64, rank: u32, channel: Channel) {
+        let inputs = &mut self.inputs;
+        let said = |id, output| inputs.push_back(Input::Channel { id, output });
+        if self.channels.contains(id) || self.dumps.contains_key(&id) {
+            return self.refuse(id, format!("channel {id} is open already: choose another number"));
+        }
+        match channel {
+            Channel::Port { port } => self.channels.add_port(id, port, said),
+            Channel::Terminal { argv, size, term } => {
+                let Some(launch) = &self.launch else { return self.refuse(id, "no rank runs here".to_owned()) };
+                let mut environment = self.environment(launch, rank);
+                environment.insert("TERM".into(), term.unwrap_or_else(|| "xterm".to_owned()).into());
+                match process::start_on_terminal(&argv, &self.spec.cwd, &environment, size) {
+                    Ok((pid, shown)) => {
+                        let inputs = &mut self.inputs;
+                        let said = |id, output| inputs.push_back(Input::Channel { id, output });
+                        self.channels.add_terminal(id, pid, shown, said);
+                    }
+                    Err(reason) => self.refuse(id, reason),
+                }
+            }
+            Channel::Stacks { rank } => {
+                let visits: BTreeSet<Pid> = self.commands.sessions().chain(self.channels.sessions()).collect();
+                let mut found = self.processes().0;
+                found.retain(|process| !visits.contains(&process.session));
+                let dump = Dump::begin(&found, rank, &self.spec.cwd, self.now().0);
+                self.dumps.insert(id, dump);
+                self.look_at_dumps();
+            }
+        }
+    }
+
+    pub(super) fn refuse(&mut self, id: u64, reason: String) {
+        self.inputs.push_back(Input::Channel { id, output: ChannelOutput::Failed(reason) });
+    }
+
+    pub(super) fn look_at_dumps(&mut self) {
+        let now = self.now().0;
+        let channels = &mut self.channels;
+        self.dumps.retain(|id, dump| {
+            let stacks = (dump.due() <= now).then(|| dump.look(now)).flatten();
+            if let Some(stacks) = &stacks {
+                channels.add_answer(*id, serde_json::to_vec(stacks).unwrap_or_default());
+            }
+            stacks.is_none()
+        });
+        channels.answer(|id, output| self.inputs.push_back(Input::Channel { id, output }));
+    }
+
+    /// Says how many terminals are open, for a job that is there for them alone.
+    pub(super) fn tell_terminals(&mut self) {
+        let open = self.channels.terminals();
+        if open != self.terminals {
+            self.terminals = open;
+            let file = self.folder.join(files::TERMINALS);
+            let draft = file.with_extension("new");
+            // Whoever reads it finds one number or the other.
+            let _ = std::fs::write(&draft, format!("{open}\n")).and_then(|()| std::fs::rename(&draft, &file));
+        }
+    }
+}

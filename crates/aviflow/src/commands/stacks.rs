@@ -1,0 +1,13 @@
+//! `stacks`.
+
+use super::App;
+use crate::cli::StacksArgs;
+use crate::error::Result;
+use crate::render::stacks::stacks as render;
+use aviflow_api::rest::AskStacks;
+
+/// `aviflow stacks`
+pub fn stacks(app: &App, args: &StacksArgs) -> Result<()> {
+    let stacks = app.client()?.stacks(&args.job, &AskStacks { rank: args.rank })?;
+    app.output.answer(args.output.format, &stacks, |view| render(&stacks, args.all, view))
+}

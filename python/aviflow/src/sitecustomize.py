@@ -1,0 +1,74 @@
+"""Lets every Python of a job tell its stacks, for `aviflow stacks` and for who looks why a training hangs.
+
+Python imports this before a program, from the folder of the hooks on `PYTHONPATH`. It registers `faulthandler`,
+which then writes the stacks of all threads into a file on a signal: in C, without the interpreter's lock, so also
+where the process hangs. The agent reads the file from outside, and signals only processes that have it open; see
+`stacks` in crates/aviflow-agent. A training never fails because of what happens here.
+
+Another `sitecustomize` that this one hides, of an image for example, is run as it would have been.
+"""
+
+import os
+import sys
+
+
+def _file(name: str) -> int:
+    """A file of this process alone of which nothing is left on disk, always written at its end."""
+    flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC
+    try:
+        memory = os.memfd_create(name)
+    except (AttributeError, OSError):
+        # Of builds for systems without it, such as conda's: a file that is removed at once.
+        folder = os.environ.get("TMPDIR") or "/tmp"
+        path = os.path.join(folder, "%s-%s" % (name, os.urandom(4).hex()))
+        file = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
+        os.unlink(path)
+        return file
+    try:
+        return os.open("/proc/self/fd/%d" % memory, flags)
+    finally:
+        os.close(memory)
+
+
+def _register() -> None:
+    import _thread
+    import faulthandler
+
+    global _open
+    # What was inherited by a fork is the parent's.
+    before, _open = _open, None
+    try:
+        file = _file("aviflow-stacks-%d-%x" % (os.getpid(), _thread.get_ident()))
+        faulthandler.register(_SIGNAL, file=file, all_threads=True)
+        _open = file
+    except Exception:
+        if before is not None:
+            faulthandler.unregister(_SIGNAL)
+    if before is not None:
+        os.close(before)
+
+
+def _next() -> None:
+    """Runs the `sitecustomize` that comes after this one on the path."""
+    from importlib.machinery import PathFinder
+    from importlib.util import module_from_spec
+
+    here = os.path.dirname(os.path.abspath(__file__))
+    spec = PathFinder.find_spec(__name__, [p for p in sys.path if os.path.abspath(p or ".") != here])
+    if spec is None or spec.loader is None:
+        return
+    module = module_from_spec(spec)
+    sys.modules[__name__] = module
+    # What it raises is told as if it had been found first.
+    spec.loader.exec_module(module)
+
+
+_SIGNAL = 58
+_open = None  # type: int | None
+if sys.platform == "linux" and "AVIFLOW_SOCKET" in os.environ:
+    try:
+        _register()
+        os.register_at_fork(after_in_child=_register)
+    except Exception:
+        pass
+_next()

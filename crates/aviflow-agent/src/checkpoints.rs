@@ -227,7 +227,6 @@ impl Checkpoints {
                 State::Settling(ms) => quiet && ms == SETTLE_MS || now >= known.since + ms,
                 State::Partial | State::Superseded => false,
             };
-            self.settling |= !known.told && matches!(found.state, State::Settling(SETTLE_MS));
             if complete && !known.told {
                 (known.told, known.begun, known.ever) = (true, true, true);
                 say(Phase::Complete, found.step, path, print.changed);
@@ -235,6 +234,7 @@ impl Checkpoints {
                 known.begun = true;
                 say(Phase::Begin, found.step, path, print.changed);
             }
+            self.settling |= !known.told && matches!(found.state, State::Settling(SETTLE_MS));
         }
         self.forget(&found, &mut sightings);
         self.temporary.clear();

@@ -216,6 +216,9 @@ impl Watcher {
     }
 
     fn last_look(&mut self) {
+        if let Some(events) = &mut self.events {
+            events.search_soon();
+        }
         if self.look(self.alone) {
             // Others may write to this folder: they have a moment.
             std::thread::sleep(Duration::from_millis(crate::checkpoints::SETTLE_MS + 50));

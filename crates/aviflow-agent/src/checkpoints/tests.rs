@@ -467,6 +467,7 @@ fn at_the_end_nobody_is_waited_for() {
     let ops = [Open("step_8.pt.tmp"), Write("step_8.pt.tmp", "x"), Rename("step_8.pt.tmp", "step_8.pt")];
     ops.iter().for_each(|op| disk.run(*op));
     assert_eq!(shown(&seen.look(&disk.listing(), 1, true)), ["complete 8 step_8.pt"]);
+    assert!(!seen.is_settling());
 }
 
 #[test]

@@ -82,6 +82,11 @@ impl EventFiles {
         }
     }
 
+    /// The next look also searches.
+    pub(super) fn search_soon(&mut self) {
+        self.search_at = 0;
+    }
+
     fn search(&mut self) {
         let mut found = Vec::new();
         for place in &self.places {

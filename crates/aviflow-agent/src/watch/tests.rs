@@ -154,8 +154,11 @@ fn event_files_of_the_worker_s_processes_are_followed() {
     // Alone on its host, a worker takes files of which nobody is left to ask.
     let mut files = EventFiles::new(vec![folder.path().to_owned()], "mark".into(), 4, true);
     assert_eq!(look(&mut files, 0), []);
+    assert_eq!(look(&mut files, 1), []);
     write("events.out.tfevents.3.HOST", &event);
-    assert_eq!(look(&mut files, 1), [(4, 10), (4, 20), (4, 30)]);
+    assert_eq!(look(&mut files, 2), [], "it is searched for now and then");
+    files.search_soon();
+    assert_eq!(look(&mut files, 3), [(4, 10), (4, 20), (4, 30)]);
 }
 
 #[test]

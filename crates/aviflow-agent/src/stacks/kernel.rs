@@ -67,7 +67,7 @@ fn thread(pid: Pid, tid: Pid) -> Option<(String, Threads)> {
 
 /// The system call of a line of `/proc/PID/syscall`: a number and its arguments, `running`, or -1 in none.
 fn call(text: &str) -> Option<String> {
-    let number: i64 = text.split_ascii_whitespace().next()?.parse().ok().filter(|n| *n >= 0)?;
+    let number: libc::c_long = text.split_ascii_whitespace().next()?.parse().ok().filter(|n| *n >= 0)?;
     let name = CALLS.iter().find(|(known, _)| *known == number).map(|(_, name)| (*name).to_owned());
     Some(name.unwrap_or_else(|| format!("syscall {number}")))
 }
@@ -110,49 +110,49 @@ const fn bit(signal: i32) -> u64 {
 }
 
 /// The system calls in which programs wait.
-const CALLS: &[(i64, &str)] = &[
-    (libc::SYS_futex as i64, "futex"),
-    (libc::SYS_read as i64, "read"),
-    (libc::SYS_write as i64, "write"),
-    (libc::SYS_pread64 as i64, "pread64"),
-    (libc::SYS_pwrite64 as i64, "pwrite64"),
-    (libc::SYS_readv as i64, "readv"),
-    (libc::SYS_writev as i64, "writev"),
-    (libc::SYS_fsync as i64, "fsync"),
-    (libc::SYS_fdatasync as i64, "fdatasync"),
-    (libc::SYS_openat as i64, "openat"),
-    (libc::SYS_close as i64, "close"),
-    (libc::SYS_ioctl as i64, "ioctl"),
-    (libc::SYS_ppoll as i64, "ppoll"),
-    (libc::SYS_pselect6 as i64, "pselect6"),
-    (libc::SYS_epoll_pwait as i64, "epoll_pwait"),
-    (libc::SYS_nanosleep as i64, "nanosleep"),
-    (libc::SYS_clock_nanosleep as i64, "clock_nanosleep"),
-    (libc::SYS_accept as i64, "accept"),
-    (libc::SYS_accept4 as i64, "accept4"),
-    (libc::SYS_connect as i64, "connect"),
-    (libc::SYS_recvfrom as i64, "recvfrom"),
-    (libc::SYS_recvmsg as i64, "recvmsg"),
-    (libc::SYS_sendto as i64, "sendto"),
-    (libc::SYS_sendmsg as i64, "sendmsg"),
-    (libc::SYS_wait4 as i64, "wait4"),
-    (libc::SYS_waitid as i64, "waitid"),
-    (libc::SYS_flock as i64, "flock"),
-    (libc::SYS_fcntl as i64, "fcntl"),
-    (libc::SYS_munmap as i64, "munmap"),
-    (libc::SYS_mmap as i64, "mmap"),
-    (libc::SYS_madvise as i64, "madvise"),
-    (libc::SYS_rt_sigtimedwait as i64, "rt_sigtimedwait"),
-    (libc::SYS_rt_sigsuspend as i64, "rt_sigsuspend"),
-    (libc::SYS_restart_syscall as i64, "restart_syscall"),
+const CALLS: &[(libc::c_long, &str)] = &[
+    (libc::SYS_futex, "futex"),
+    (libc::SYS_read, "read"),
+    (libc::SYS_write, "write"),
+    (libc::SYS_pread64, "pread64"),
+    (libc::SYS_pwrite64, "pwrite64"),
+    (libc::SYS_readv, "readv"),
+    (libc::SYS_writev, "writev"),
+    (libc::SYS_fsync, "fsync"),
+    (libc::SYS_fdatasync, "fdatasync"),
+    (libc::SYS_openat, "openat"),
+    (libc::SYS_close, "close"),
+    (libc::SYS_ioctl, "ioctl"),
+    (libc::SYS_ppoll, "ppoll"),
+    (libc::SYS_pselect6, "pselect6"),
+    (libc::SYS_epoll_pwait, "epoll_pwait"),
+    (libc::SYS_nanosleep, "nanosleep"),
+    (libc::SYS_clock_nanosleep, "clock_nanosleep"),
+    (libc::SYS_accept, "accept"),
+    (libc::SYS_accept4, "accept4"),
+    (libc::SYS_connect, "connect"),
+    (libc::SYS_recvfrom, "recvfrom"),
+    (libc::SYS_recvmsg, "recvmsg"),
+    (libc::SYS_sendto, "sendto"),
+    (libc::SYS_sendmsg, "sendmsg"),
+    (libc::SYS_wait4, "wait4"),
+    (libc::SYS_waitid, "waitid"),
+    (libc::SYS_flock, "flock"),
+    (libc::SYS_fcntl, "fcntl"),
+    (libc::SYS_munmap, "munmap"),
+    (libc::SYS_mmap, "mmap"),
+    (libc::SYS_madvise, "madvise"),
+    (libc::SYS_rt_sigtimedwait, "rt_sigtimedwait"),
+    (libc::SYS_rt_sigsuspend, "rt_sigsuspend"),
+    (libc::SYS_restart_syscall, "restart_syscall"),
     #[cfg(target_arch = "x86_64")]
-    (libc::SYS_poll as i64, "poll"),
+    (libc::SYS_poll, "poll"),
     #[cfg(target_arch = "x86_64")]
-    (libc::SYS_select as i64, "select"),
+    (libc::SYS_select, "select"),
     #[cfg(target_arch = "x86_64")]
-    (libc::SYS_epoll_wait as i64, "epoll_wait"),
+    (libc::SYS_epoll_wait, "epoll_wait"),
     #[cfg(target_arch = "x86_64")]
-    (libc::SYS_pause as i64, "pause"),
+    (libc::SYS_pause, "pause"),
 ];
 
 #[cfg(test)]

@@ -48,8 +48,8 @@ impl Drop for Python {
 }
 
 const HANGS: &str = "
-import threading, time
-def wait(): time.sleep(1000)
+import os, threading
+def wait(): os.read(os.pipe()[0], 1)
 def train():
     print('there', flush=True)
     # Holds the lock of the interpreter for ever, as an extension does that hangs.
@@ -79,7 +79,7 @@ fn a_process_that_hangs_tells_its_stacks_again_and_again() {
 #[test]
 fn what_has_not_registered_is_not_signalled() {
     for options in [&["-I"][..], &["-S"]] {
-        let program = "import time; print('there', flush=True); time.sleep(1000)";
+        let program = "import os; print('there', flush=True); os.read(os.pipe()[0], 1)";
         let mut python = Python::new(options, program, "0");
         let told = Python::stacks(&[python.process()], None);
         let note = told[0].note.as_deref().unwrap_or_default();
@@ -106,15 +106,15 @@ fn a_program_that_python_becomes_is_not_signalled() {
 #[test]
 fn a_child_of_a_fork_tells_its_own() {
     let program = "
-import os, time
+import os
 def child():
     os.write(told, b'x')
-    time.sleep(1000)
+    os.read(os.pipe()[0], 1)
 ready, told = os.pipe()
 if os.fork() == 0: child()
 os.read(ready, 1)
 print('there', flush=True)
-time.sleep(1000)
+os.read(os.pipe()[0], 1)
 ";
     let python = Python::new(&[], program, "0");
     let parent = python.process();
@@ -133,7 +133,7 @@ time.sleep(1000)
 
 #[test]
 fn a_process_that_does_not_answer_is_told_with_the_reason() {
-    let python = Python::new(&[], "import time; print('there', flush=True); time.sleep(1000)", "0");
+    let python = Python::new(&[], "import os; print('there', flush=True); os.read(os.pipe()[0], 1)", "0");
     let process = python.process();
     sys::kill(process.pid, libc::SIGSTOP);
     while kernel::threads(process.pid).first().is_none_or(|main| main.state != "T") {
@@ -148,9 +148,9 @@ fn a_process_that_does_not_answer_is_told_with_the_reason() {
 
 #[test]
 fn a_launcher_has_no_rank_where_its_processes_have() {
-    let launcher = Python::new(&[], "import time; print('there', flush=True); time.sleep(1000)", "1");
-    let program = "import os, time; os.environ['RANK']='6'; os.execvp('python3', ['python3', '-c', \
-                   'import time; print(\"there\", flush=True); time.sleep(1000)'])";
+    let launcher = Python::new(&[], "import os; print('there', flush=True); os.read(os.pipe()[0], 1)", "1");
+    let program = "import os; os.environ['RANK']='6'; os.execvp('python3', ['python3', '-c', \
+                   'import os; print(\"there\", flush=True); os.read(os.pipe()[0], 1)'])";
     let rank = Python::new(&[], program, "1");
     let child = Process { parent: launcher.process().pid, ..rank.process() };
     let told = Python::stacks(&[launcher.process(), child], None);

@@ -369,6 +369,7 @@ pub struct DevArgs {
     #[arg(last = true, value_name = "CMD")]
     pub shell: Vec<String>,
 
+    /// Where it is, and for how long
     #[command(flatten)]
     pub place: DevPlace,
 }

@@ -157,7 +157,7 @@ mod tests {
             parent: 70,
             rank: Some(6),
             main: true,
-            command: "python train.py \x1b[2J".into(),
+            command: "python \x1b[2Jtrain.py".into(),
             python: vec![python, loader],
             signature: Some("1f00ab".into()),
             threads: vec![thread("pipe_read", "read"), idle],

@@ -17,7 +17,7 @@ use crate::ranks::{Lines, Now, Ranks};
 use crate::spool::{self, Spool};
 use crate::sys::{self, Poll, Signals};
 use crate::wiring::{self, Launch};
-use crate::{folder, guardian, process, sweep};
+use crate::{devices, folder, guardian, process, sweep};
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::Write;
@@ -112,7 +112,7 @@ impl Driver {
         Ok(Self {
             link: Link::new(spec.control.clone(), pinned),
             refused: None,
-            machine: Machine::new(spec.clone(), pid),
+            machine: Machine::new(spec.clone(), pid).with_gpus(devices::uuids()),
             spec,
             folder,
             mark,

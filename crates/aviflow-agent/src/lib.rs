@@ -12,11 +12,13 @@
 //! | [`link`], [`peers`], [`hooks`], [`ranks`], [`exec`] | what the loop waits for: the control plane, peers, the hooks, ranks, commands |
 //! | [`process`], [`mod@sweep`], [`guardian`] | starting processes, and leaving none behind |
 //! | [`folder`] | the files of a worker, and a port |
+//! | [`devices`] | which GPUs its container got |
 //! | [`sys`] | system calls; the only unsafe code |
 //!
 //! The first six decide and are pure; the others act and decide nothing.
 //! Invariant: nothing in this crate knows of jobs, queues or plans.
 
+pub mod devices;
 pub mod driver;
 pub mod exec;
 pub mod folder;

@@ -81,6 +81,7 @@ struct End {
 pub struct Machine {
     spec: WorkerSpec,
     pid: u32,
+    gpus: Vec<String>,
     phase: Phase,
     term: u64,
     welcomed: bool,
@@ -116,6 +117,7 @@ impl Machine {
         Self {
             spec,
             pid,
+            gpus: Vec::new(),
             phase: Phase::Idle,
             term: 0,
             welcomed: false,
@@ -135,6 +137,12 @@ impl Machine {
             fence,
             fenced: false,
         }
+    }
+
+    /// That its container got these GPUs, by their UUIDs.
+    #[must_use]
+    pub fn with_gpus(self, gpus: Vec<String>) -> Self {
+        Self { gpus, ..self }
     }
 
     /// From now on this proves to the control plane who the agent is.

@@ -9,6 +9,7 @@ mod drain;
 mod observed;
 mod pool;
 mod queue;
+mod top;
 mod waiting;
 
 pub use actions::*;
@@ -16,6 +17,7 @@ pub use drain::*;
 pub use observed::*;
 pub use pool::*;
 pub use queue::*;
+pub use top::*;
 pub use waiting::*;
 
 use crate::spec::{JobSpec, Provenance};

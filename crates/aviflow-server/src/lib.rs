@@ -42,9 +42,11 @@ mod routes;
 mod secret;
 mod standby;
 mod submit;
+mod top;
 mod usage;
 mod verdict;
 mod view;
+mod watched;
 
 #[cfg(test)]
 mod tests;

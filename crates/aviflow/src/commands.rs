@@ -20,6 +20,7 @@ mod run;
 mod server;
 mod simulate;
 mod store;
+mod top;
 
 pub use server::goes_on;
 
@@ -102,6 +103,7 @@ pub fn dispatch(cli: Cli, output: Output) -> Result<ExitCode> {
         Command::Plan(args) => done(run::plan(&app, &args)),
         Command::Ls(args) => done(look::ls(&app, &args)),
         Command::Show(args) => done(look::show(&app, &args)),
+        Command::Top(args) => done(top::top(&app, &args)),
         Command::Logs(args) => done(logs::logs(&app, args)),
         Command::Cancel(args) => done(act::cancel(&app, &args.jobs)),
         Command::Suspend(args) => done(act::suspend(&app, args)),

@@ -13,6 +13,7 @@ pub mod simulate;
 pub mod style;
 pub mod summary;
 pub mod table;
+pub mod top;
 pub mod usage;
 pub mod waiting;
 

@@ -52,6 +52,13 @@ const KUBE: [Need; 8] = [
 const TESTS: [Need; 1] =
     [Need { what: "PostgreSQL's server, for the tests of the store", debian: &["postgresql"], here: postgresql }];
 
+/// What the tests of metrics, rules and the dashboard need.
+const MONITORING: [Need; 1] = [Need {
+    what: "Prometheus, for the tests of metrics and alert rules",
+    debian: &["prometheus"],
+    here: || which("prometheus").is_some() && which("promtool").is_some(),
+}];
+
 /// For which task something is needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Task {
@@ -76,6 +83,14 @@ pub fn check(task: Task) -> Result<()> {
 /// Names what is missing and how to get it.
 pub fn check_kube() -> Result<()> {
     have(&KUBE)
+}
+
+/// Makes sure that Prometheus is here.
+///
+/// # Errors
+/// Names what is missing and how to get it.
+pub fn check_monitoring() -> Result<()> {
+    have(&MONITORING)
 }
 
 /// Why no cluster for tests can run here, whatever is installed.

@@ -51,6 +51,7 @@ const SIM: Part = part("simulator", true, parts::simulator);
 const SOAK: Part = part("soak", true, parts::long_soak);
 const END_TO_END: Part = part("end to end", true, parts::end_to_end);
 const DEMO: Part = part("demo", true, parts::demo);
+const MONITORING: Part = part("monitoring", true, parts::monitoring);
 const KUBE: Part = part("kube", true, parts::kube);
 const KUBE_FULL: Part = part("kube", true, parts::kube_full);
 const OLDER: Part = part("older agents", true, older::older);
@@ -60,17 +61,20 @@ const DOCS: Part = part("docs", true, parts::docs);
 fn chosen(words: &[String]) -> Result<Vec<Part>> {
     let mut parts = Vec::new();
     if words.is_empty() {
-        return Ok(vec![FMT, TIDY, DENY, BUILD, CLIPPY, CARGO, HOOKS, SIM, DEMO, EXAMPLE, KUBE, DOCS]);
+        return Ok(vec![FMT, TIDY, DENY, BUILD, CLIPPY, CARGO, HOOKS, SIM, DEMO, EXAMPLE, MONITORING, KUBE, DOCS]);
     }
     for word in words {
         parts.extend(match word.as_str() {
             "unit" => vec![FMT, TIDY, BUILD, CLIPPY, CARGO, HOOKS],
             "sim" => vec![BUILD, SIM],
             "local" => vec![BUILD, END_TO_END, DEMO, EXAMPLE],
+            "monitoring" => vec![BUILD, MONITORING],
             "kube" => vec![KUBE],
             "docs" => vec![TIDY, DOCS],
-            "full" => vec![FMT, TIDY, DENY, BUILD, CLIPPY, CARGO, HOOKS, SOAK, DEMO, EXAMPLE, KUBE_FULL, OLDER, DOCS],
-            other => bail!("there is no part `{other}`; there are unit, sim, local, kube, docs and full"),
+            "full" => vec![
+                FMT, TIDY, DENY, BUILD, CLIPPY, CARGO, HOOKS, SOAK, DEMO, EXAMPLE, MONITORING, KUBE_FULL, OLDER, DOCS,
+            ],
+            other => bail!("there is no part `{other}`; there are unit, sim, local, monitoring, kube, docs and full"),
         });
     }
     Ok(parts)

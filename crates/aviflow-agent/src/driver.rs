@@ -20,7 +20,7 @@ use crate::stacks::Dump;
 use crate::sys::{self, Poll, Signals};
 use crate::watch::{self, Places, Watch};
 use crate::wiring::{self, Launch};
-use crate::{cgroup, folder, guardian, process, sweep};
+use crate::{cgroup, devices, folder, guardian, process, sweep};
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::io::Write;
@@ -137,7 +137,7 @@ impl Driver {
         Ok(Self {
             link: Link::new(spec.control.clone(), pinned),
             refused: None,
-            machine: Machine::new(spec.clone(), pid),
+            machine: Machine::new(spec.clone(), pid).with_gpus(devices::uuids()),
             spec,
             folder,
             mark,

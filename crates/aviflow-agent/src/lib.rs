@@ -19,6 +19,7 @@
 //! | [`stacks`] | what every process is doing: Python's stacks and the kernel's view |
 //! | [`process`], [`mod@sweep`], [`guardian`] | starting processes, and leaving none behind |
 //! | [`folder`] | the files of a worker, and a port |
+//! | [`devices`] | which GPUs its container got |
 //! | [`sys`] | system calls; the only unsafe code |
 //!
 //! Those before [`driver`] decide, and are pure but for the spool's folder; the others act and decide nothing.
@@ -27,6 +28,7 @@
 pub mod cgroup;
 pub mod channels;
 pub mod checkpoints;
+pub mod devices;
 pub mod driver;
 pub mod exec;
 pub mod faults;

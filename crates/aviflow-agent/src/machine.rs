@@ -85,6 +85,7 @@ struct End {
 pub struct Machine {
     spec: WorkerSpec,
     pid: u32,
+    gpus: Vec<String>,
     phase: Phase,
     term: u64,
     welcomed: bool,
@@ -120,6 +121,7 @@ impl Machine {
         Self {
             spec,
             pid,
+            gpus: Vec::new(),
             phase: Phase::Idle,
             term: 0,
             welcomed: false,
@@ -139,6 +141,12 @@ impl Machine {
             fence,
             fenced: false,
         }
+    }
+
+    /// That its container got these GPUs, by their UUIDs.
+    #[must_use]
+    pub fn with_gpus(self, gpus: Vec<String>) -> Self {
+        Self { gpus, ..self }
     }
 
     /// From now on this proves to the control plane who the agent is.

@@ -30,7 +30,7 @@
 //! |---|---|
 //! | 1 | all but the following |
 //! | 2 | [`ToAgent::Refused`], [`Event::Leaving`] |
-//! | 3 | [`ToAgent::Open`], [`ToAgent::Put`], [`FromAgent::Channel`], [`RankEnd::fault`] and that of [`Event::RankExited`] |
+//! | 3 | [`ToAgent::Open`], [`ToAgent::Put`], [`FromAgent::Channel`], [`RankEnd::fault`] and that of [`Event::RankExited`], the GPUs of the hello |
 //!
 //! TLS is beneath all this and of no version: agents that were launched with an authority speak within it, those of
 //! before without, and the control plane takes both on one port.
@@ -207,6 +207,9 @@ pub enum FromAgent {
         /// The port on which the agent answers its peers, see [`crate::peers`]; 0 if it does not.
         #[serde(default, skip_serializing_if = "is_zero")]
         peer_port: u16,
+        /// UUIDs of the GPUs that its container got, see [`crate::devices`]; empty where it does not know them.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        gpus: Vec<String>,
     },
     /// Something the control plane must make durable.
     #[serde(rename_all = "camelCase")]

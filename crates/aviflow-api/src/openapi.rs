@@ -193,6 +193,12 @@ pub const ROUTES: &[Route] = &[
             .status(201)
             .with(&[query("allowBytes", "integer", "allow an object of up to so many bytes, beyond the limit")])
     },
+    get("/v1/jobs/{name}/ranks", "the ranks of a job's present attempt", Content::Json(of::<rest::JobRanks>)),
+    get("/v1/top", "what runs now, with what GPUs do", Content::Json(of::<rest::Top>)).with(&[query(
+        "namespace",
+        "string",
+        "only its jobs",
+    )]),
     get(
         "/v1/observed",
         "who holds the GPUs of a cluster, whoever it is, and what waits",

@@ -11,6 +11,7 @@ mod observed;
 mod pool;
 mod queue;
 mod stacks;
+mod top;
 mod waiting;
 
 pub use actions::*;
@@ -20,6 +21,7 @@ pub use observed::*;
 pub use pool::*;
 pub use queue::*;
 pub use stacks::*;
+pub use top::*;
 pub use waiting::*;
 
 use crate::spec::{JobSpec, Provenance};

@@ -5,7 +5,8 @@ mod follow;
 
 pub use follow::{Changes, Follower};
 
-use crate::engine::{Answer, Engine, Input, Submission};
+use crate::engine::{Answer, Engine, Input, Submission, Turn};
+use crate::meter::Meter;
 use crate::ports::{Cluster, JobRecord, Stamped, Store, StoreError};
 use aviflow_core::model::{JobId, Snapshot, Term};
 use aviflow_core::schedule::Plan;
@@ -63,6 +64,7 @@ pub struct Handle {
     sender: Sender<Message>,
     changed: watch::Receiver<u64>,
     followers: Followers,
+    meter: Meter,
 }
 
 /// The engine is stopping or has failed for good.
@@ -119,6 +121,12 @@ impl Handle {
         Ok(answer.recv().map_err(|_| HandleError::Stopped)??)
     }
 
+    /// What is counted of the engine's work.
+    #[must_use]
+    pub fn meter(&self) -> &Meter {
+        &self.meter
+    }
+
     /// The number of the last commit, to wait for the next one.
     #[must_use]
     pub fn changed(&self) -> watch::Receiver<u64> {
@@ -167,7 +175,8 @@ impl Default for Starter {
     fn default() -> Starter {
         let (sender, receiver) = channel();
         let (generation, changed) = watch::channel(0);
-        Starter { handle: Handle { sender, changed, followers: Followers::default() }, receiver, generation }
+        let handle = Handle { sender, changed, followers: Followers::default(), meter: Meter::default() };
+        Starter { handle, receiver, generation }
     }
 }
 
@@ -193,16 +202,18 @@ impl Starter {
         S: Store + Send + 'static,
         C: Cluster + Send + 'static,
     {
-        let (engine, orders) = Engine::open(store, wall_clock())?;
+        let (mut engine, orders) = Engine::open(store, wall_clock())?;
+        engine.stopwatch = Some(Instant::now);
         cluster.apply(&orders);
         let clock = Clock::starting_at(engine.now());
-        let followers = self.handle.followers.clone();
+        let (followers, meter) = (self.handle.followers.clone(), self.handle.meter.clone());
         let driver = Driver {
             engine,
             cluster,
             receiver: self.receiver,
             generation: self.generation,
             followers,
+            meter,
             clock,
             turned: None,
         };
@@ -220,6 +231,7 @@ struct Driver<S, C> {
     receiver: Receiver<Message>,
     generation: watch::Sender<u64>,
     followers: Followers,
+    meter: Meter,
     clock: Clock,
     /// When the last turn began.
     turned: Option<Instant>,
@@ -314,8 +326,10 @@ impl<S: Store, C: Cluster> Driver<S, C> {
 
     fn turn(&mut self, mail: &mut Mail) -> Result<(), StoreError> {
         loop {
+            let begun = Instant::now();
             match self.engine.turn(&mail.inputs, self.clock.now()) {
                 Ok(turn) => {
+                    self.measure(&turn, begun.elapsed());
                     let generation = self.engine.generation();
                     self.followers.turned(&turn, self.engine.now());
                     for (reply, answer) in mail.replies.iter_mut().zip(turn.answers) {
@@ -338,6 +352,7 @@ impl<S: Store, C: Cluster> Driver<S, C> {
                     return Err(error);
                 }
                 Err(error) => {
+                    self.meter.store_failed();
                     // What people asked is refused, so that they know; what was
                     // observed is kept and tried again: the world will not repeat it.
                     refuse(mail, &error);
@@ -347,6 +362,14 @@ impl<S: Store, C: Cluster> Driver<S, C> {
                 }
             }
         }
+    }
+
+    fn measure(&self, turn: &Turn, took: Duration) {
+        if let Some(planned) = turn.planned {
+            self.meter.planned(planned);
+        }
+        let jobs = &self.engine.snapshot().jobs;
+        self.meter.turned(took, &turn.moments, &turn.ended, |id| jobs.get(&id));
     }
 
     /// Opens the store again until it works: the decisions of the failed turn are void. `None` if

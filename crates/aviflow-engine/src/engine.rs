@@ -33,6 +33,7 @@ use aviflow_core::schedule::{self, Decision, Memo, Plan};
 use aviflow_core::time::{Span, Time};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// How long a new control plane listens before it keeps deadlines. Agents try
 /// to connect again at least every two seconds.
@@ -49,6 +50,10 @@ pub struct Turn {
     pub changed: Vec<JobId>,
     /// Those of them that ended, which are forgotten here.
     pub ended: Vec<Job>,
+    /// What happened to jobs.
+    pub moments: Vec<Moment>,
+    /// How long the plan took, where there is a stopwatch.
+    pub planned: Option<Duration>,
     /// Whether anything was written.
     pub written: bool,
 }
@@ -83,6 +88,8 @@ pub struct Engine<S> {
     dependants: BTreeMap<JobId, BTreeSet<JobId>>,
     /// GPUs that the cluster keeps others away from, as it was last told.
     kept: BTreeMap<NodeId, keep::Level>,
+    /// What the time is, for whoever measures; no decision reads it.
+    pub(crate) stopwatch: Option<fn() -> Instant>,
     /// What whoever looks on wants to know of each plan.
     pub(crate) audit: Option<Audit>,
     /// A bug that the simulator must find.
@@ -145,6 +152,7 @@ impl<S: Store> Engine<S> {
             suffixes: BTreeMap::new(),
             dependants: BTreeMap::new(),
             kept: BTreeMap::new(),
+            stopwatch: None,
             audit: None,
             #[cfg(test)]
             planted: Planted::default(),
@@ -241,7 +249,7 @@ impl<S: Store> Engine<S> {
             self.deadlines.remove(&(due, job));
             self.advance(job, &Event::Deadline, self.now, &mut work);
         }
-        self.make_plan();
+        let planned = self.timed(Engine::make_plan);
         for decision in std::mem::take(&mut self.plan.decisions) {
             work.journal.push(serde_json::to_string(&decision).unwrap_or_default());
             self.carry_out(decision, &mut work);
@@ -260,8 +268,16 @@ impl<S: Store> Engine<S> {
             self.store.commit(&batch)?;
             self.generation = batch.generation;
         }
-        let ended = batch.jobs.into_iter().filter(|job| job.phase.is_terminal()).collect();
-        Ok(Turn { answers, orders: self.stamp(orders), changed, ended, written })
+        let Batch { jobs, moments, .. } = batch;
+        let ended = jobs.into_iter().filter(|job| job.phase.is_terminal()).collect();
+        Ok(Turn { answers, orders: self.stamp(orders), changed, ended, moments, planned, written })
+    }
+
+    /// Does something, and says how long it took if there is a stopwatch.
+    fn timed(&mut self, work: impl FnOnce(&mut Self)) -> Option<Duration> {
+        let begun = self.stopwatch.map(|now| now());
+        work(self);
+        Some(self.stopwatch?().saturating_duration_since(begun?))
     }
 
     fn make_plan(&mut self) {

@@ -8,10 +8,13 @@ use kube::runtime::WatchStreamExt as _;
 use kube::runtime::utils::Backoff;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, Config};
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::num::NonZeroU32;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tower::limit::RateLimitLayer;
+use tower::util::MapResultLayer;
 
 /// The first pause before a request is sent again.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
@@ -63,10 +66,31 @@ impl Backoff for Pause {
 pub async fn connect(most: Option<NonZeroU32>) -> Result<Client, String> {
     let config = Config::infer().await.map_err(|e| e.to_string())?;
     let builder = ClientBuilder::try_from(config).map_err(|e| e.to_string())?;
+    let builder = builder.with_layer(&MapResultLayer::new(counted));
     Ok(match most {
         Some(most) => builder.with_layer(&RateLimitLayer::new(u64::from(most.get()), Duration::from_secs(1))).build(),
         None => builder.build(),
     })
+}
+
+/// Answers of apiservers to this process, by [`ANSWERS`].
+static REQUESTS: [AtomicU64; ANSWERS.len()] = [const { AtomicU64::new(0) }; ANSWERS.len()];
+
+/// Kinds of answers: their classes, and that there was none.
+const ANSWERS: [&str; 6] = ["1xx", "2xx", "3xx", "4xx", "5xx", "error"];
+
+/// Notes how a request was answered.
+fn counted<B, E>(answer: Result<http::Response<B>, E>) -> Result<http::Response<B>, E> {
+    let class = answer.as_ref().map_or(ANSWERS.len(), |answer| usize::from(answer.status().as_u16() / 100));
+    let n = class.clamp(1, ANSWERS.len()) - 1;
+    REQUESTS[n].fetch_add(1, Ordering::Relaxed);
+    answer
+}
+
+/// Requests to apiservers since this process began, by how they were answered; a watch counts once.
+#[must_use]
+pub fn requests() -> BTreeMap<&'static str, u64> {
+    ANSWERS.into_iter().zip(&REQUESTS).map(|(answer, n)| (answer, n.load(Ordering::Relaxed))).collect()
 }
 
 /// How long the apiserver may take to answer a request on which something waits.
@@ -156,7 +180,7 @@ mod tests {
     use k8s_openapi::api::core::v1::Pod;
     use kube::client::Body;
     use std::sync::Arc;
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::atomic::AtomicUsize;
     use std::time::Instant;
 
     #[tokio::test]

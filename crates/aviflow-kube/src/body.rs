@@ -7,6 +7,7 @@ use crate::cluster::{KubeConfig, Listed, Message};
 use crate::create::create_all;
 use crate::depot::Builds;
 use crate::documents::read::Kind;
+use crate::exporters::Exporters;
 use crate::keep::Keeping;
 use crate::layer::build::Making;
 use crate::namespace::Namespaces;
@@ -52,6 +53,8 @@ pub(crate) struct Body {
     pub(crate) books: Books,
     /// Every pod that asks for GPUs.
     pub(crate) sightings: Sightings,
+    /// Pods that report what GPUs do.
+    pub(crate) exporters: Exporters,
     pub(crate) namespaces: Arc<Namespaces>,
     pub(crate) keeping: Keeping,
     /// Layers that are being made.

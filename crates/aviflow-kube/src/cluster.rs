@@ -8,6 +8,7 @@ use crate::body::Body;
 use crate::books::Books;
 use crate::check::Check;
 use crate::depot::{self, Builds, Objects};
+use crate::exporters::Exporters;
 use crate::keep::Keeping;
 use crate::layer::build::Making;
 use crate::mounts::Trouble;
@@ -43,6 +44,8 @@ pub struct KubeConfig {
     pub observe: bool,
     /// What holds for all pods.
     pub site: pod::Site,
+    /// Pods that report what GPUs do.
+    pub exporters: Exporters,
     /// Where code snapshots, locks and layers are.
     pub objects: Arc<dyn Objects>,
     /// Variables of pip, where it makes layers.
@@ -134,6 +137,7 @@ impl KubeCluster {
             workers: workers.clone(),
             books: Books::new(Vec::new()),
             sightings: Sightings::default(),
+            exporters: config.exporters.clone(),
             requests: Arc::new(Semaphore::new(REQUESTS)),
             messages: orders.clone(),
             namespaces: Arc::default(),
@@ -260,5 +264,13 @@ impl KubeHandle {
     pub fn workers(&self) -> Vec<(StreamKey, bool)> {
         let state = self.workers.lock();
         state.workers.iter().filter(|(_, w)| !w.over).map(|(key, w)| (*key, w.link.is_some())).collect()
+    }
+
+    /// The same with the UUIDs of the GPUs that each got, where its agent knows them.
+    #[must_use]
+    pub fn gpus(&self) -> Vec<(StreamKey, bool, Vec<String>)> {
+        let state = self.workers.lock();
+        let live = state.workers.iter().filter(|(_, w)| !w.over);
+        live.map(|(key, w)| (*key, w.link.is_some(), w.gpus.clone())).collect()
     }
 }

@@ -36,6 +36,7 @@
 //! | [`documents`] | the same for queues and pools |
 //! | [`rebuild`] | a store that was lost, from the cluster's objects |
 //! | [`pretend`] | workers without pods, for benchmarks alone |
+//! | [`exporters`] | where exporters of GPU figures answer |
 //! | [`doctor`] | whether a cluster has what jobs need |
 //!
 //! The first seven are pure. Invariants: a pod is created only for a placed gang, and never a second time for
@@ -53,6 +54,7 @@ pub mod depot;
 pub mod doctor;
 pub mod documents;
 pub mod events;
+pub mod exporters;
 pub mod fate;
 pub mod fence;
 pub mod identity;

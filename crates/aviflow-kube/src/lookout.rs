@@ -58,6 +58,7 @@ impl Body {
             }
             Ok(Event::InitDone) => {
                 self.sightings.listed(list);
+                self.exporters.listed(list);
                 let said = self.books.pods_listed(list);
                 self.say(said);
                 self.listed.pods.store(true, Ordering::Release);
@@ -75,6 +76,7 @@ impl Body {
         self.layer_pod(&pod);
         let live = |key: StreamKey| self.workers.lock().workers.contains_key(&key);
         self.sightings.pod(&pod, &self.books);
+        self.exporters.pod(&pod);
         let said = self.books.pod(&pod, live);
         self.say(said);
         let Some(key) = names::worker(pod.metadata.labels.as_ref().unwrap_or(&BTreeMap::new())) else { return };
@@ -192,6 +194,7 @@ impl Body {
         self.kept_pod(pod, false);
         if let Some(uid) = &pod.metadata.uid {
             self.sightings.gone(uid);
+            self.exporters.gone(uid);
             self.layer_pod_deleted(uid);
             let said = self.books.pod_deleted(uid);
             self.say(said);

@@ -210,6 +210,7 @@ fn try_admit<S: Site>(
     worker.refused = None;
     worker.log_have = log_have;
     worker.peer = hello.peer;
+    worker.gpus.clone_from(&hello.gpus);
     if let Some(ended) = &ended {
         worker.log_end = Some(ended.log_end);
     }

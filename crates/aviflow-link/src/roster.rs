@@ -67,6 +67,12 @@ pub trait Site: Send + Sync + 'static {
     }
 }
 
+/// The most GPUs and MIG instances of a worker.
+const MOST_GPUS: usize = 128;
+
+/// The longest UUID of one, in bytes.
+const LONGEST_UUID: usize = 80;
+
 /// What an agent says first.
 #[derive(Clone, Debug)]
 pub struct Hello {
@@ -84,6 +90,8 @@ pub struct Hello {
     pub peer: Option<SocketAddr>,
     /// The epoch whose ranks are up, or were.
     pub up: Option<u32>,
+    /// UUIDs of the GPUs that its container got, where it knows them.
+    pub gpus: Vec<String>,
 }
 
 impl Hello {
@@ -102,13 +110,17 @@ impl Hello {
                 peer_port,
                 epoch,
                 up,
+                mut gpus,
                 ..
             } => {
+                // It speaks for itself alone, and not for as long as it likes.
+                gpus.truncate(MOST_GPUS);
+                gpus.retain(|uuid| uuid.len() <= LONGEST_UUID);
                 let key = StreamKey { job: JobId(job_id), attempt, worker };
                 let peer = host.parse::<IpAddr>().ok().filter(|_| peer_port > 0);
                 let peer = peer.map(|ip| SocketAddr::new(ip, peer_port));
                 let up = up.then_some(epoch);
-                Some(Hello { protocol, key, token, pid, address: Address { host, port }, peer, up })
+                Some(Hello { protocol, key, token, pid, address: Address { host, port }, peer, up, gpus })
             }
             _ => None,
         }
@@ -175,6 +187,8 @@ pub struct Worker<O> {
     pub heard_until: Option<Instant>,
     /// Where its agent answers its peers.
     pub peer: Option<SocketAddr>,
+    /// UUIDs of the GPUs that it got, as its agent says.
+    pub gpus: Vec<String>,
     /// The newest word to start, for a connection to come; without peers, which are added when it is said.
     pub start: Option<ToAgent>,
     /// The newest word to stop; there is no start after it.
@@ -418,6 +432,7 @@ impl<O: Default> Default for Worker<O> {
             link: None,
             heard_until: None,
             peer: None,
+            gpus: Vec::new(),
             start: None,
             stop: None,
             gone: None,

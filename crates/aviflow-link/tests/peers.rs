@@ -84,6 +84,7 @@ impl Agent {
             up: up.is_some(),
             log: (0, 0),
             peer_port,
+            gpus: Vec::new(),
         };
         agent.say(&hello).await;
         assert_eq!(agent.next().await, Some(ToAgent::Welcome { term: 1, log_have: 0, ping_ms: 100 }));

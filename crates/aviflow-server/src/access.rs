@@ -113,7 +113,7 @@ impl<S: Sync> FromRequestParts<S> for User {
 
 impl App {
     /// Whether a caller has a right.
-    async fn may(&self, caller: &Caller, right: &Right) -> Result<bool, Failure> {
+    pub(crate) async fn may(&self, caller: &Caller, right: &Right) -> Result<bool, Failure> {
         match (&caller.identity, &self.parts.identities) {
             (None, _) => Ok(true),
             (Some(identity), Some(identities)) => Ok(identities.may(identity, right).await?),

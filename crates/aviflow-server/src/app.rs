@@ -14,6 +14,7 @@ use aviflow_core::model::{Job, JobId, JobKey};
 use aviflow_core::time::Time;
 use aviflow_engine::driver::{Handle, View};
 use aviflow_engine::ports::JobRecord;
+use aviflow_metrics::board::Board;
 use aviflow_store::{FileTelemetry, Objects, Reader};
 use aviflow_tls::{Connection, Listener};
 use axum::Router;
@@ -42,6 +43,8 @@ pub struct Parts {
     pub objects: Arc<Objects>,
     /// Logs and series.
     pub telemetry: Arc<FileTelemetry>,
+    /// What GPUs report of themselves.
+    pub gpus: Arc<Board>,
     /// This machine, or the cluster.
     pub body: Arc<dyn Body>,
     /// Environments that may be named.

@@ -46,6 +46,16 @@ pub trait Body: Send + Sync {
     /// Agents that are connected, or were started from here.
     fn agents(&self) -> Vec<BodyAgent>;
 
+    /// Whether the slots of its nodes are the numbers of the devices there.
+    fn numbers_gpus(&self) -> bool {
+        false
+    }
+
+    /// Requests to the apiserver since this process began, by how they were answered; empty where there is none.
+    fn requests(&self) -> BTreeMap<&'static str, u64> {
+        BTreeMap::new()
+    }
+
     /// Whether an environment of this hash is complete here.
     fn environment_ready(&self, hash: &str) -> bool;
 
@@ -167,6 +177,8 @@ pub struct BodyAgent {
     pub pid: Option<u32>,
     /// Whether its connection stands.
     pub connected: bool,
+    /// UUIDs of the GPUs that its container got, where it knows them.
+    pub gpus: Vec<String>,
 }
 
 /// An environment that jobs may name.

@@ -44,9 +44,11 @@ mod secret;
 mod stacks;
 mod standby;
 mod submit;
+mod top;
 mod usage;
 mod verdict;
 mod view;
+mod watched;
 
 #[cfg(test)]
 mod tests;

@@ -39,22 +39,26 @@ pub(crate) fn node_info(snapshot: &Snapshot, node: &Node) -> NodeInfo {
         }));
     }
     gpus.sort_unstable_by_key(|gpu| gpu.slot);
-    let condition = match node.condition {
-        NodeCondition::Ready => "Ready",
-        NodeCondition::Cordoned if node.closed.is_some() && !node.cordoned && node.drain.is_none() => "Closed",
-        NodeCondition::Cordoned => "Cordoned",
-        NodeCondition::Gone => "Gone",
-    };
     let levels = snapshot.pools.get(&node.pool).into_iter().flat_map(|pool| &pool.levels);
     NodeInfo {
         name: node.name.clone(),
         pool: node.pool.clone(),
         gpu_type: node.gpu_type.clone(),
-        condition: condition.to_owned(),
+        condition: condition(node).to_owned(),
         closed: node.closed.clone(),
         domains: levels.cloned().zip(node.path.iter().cloned()).collect(),
         drain: node.drain.as_ref().map(Into::into),
         gpus,
+    }
+}
+
+/// Whether a node takes work, in a word.
+pub(crate) fn condition(node: &Node) -> &'static str {
+    match node.condition {
+        NodeCondition::Ready => "Ready",
+        NodeCondition::Cordoned if node.closed.is_some() && !node.cordoned && node.drain.is_none() => "Closed",
+        NodeCondition::Cordoned => "Cordoned",
+        NodeCondition::Gone => "Gone",
     }
 }
 

@@ -7,7 +7,7 @@ use crate::list::{ListQuery, list};
 use crate::params::Values;
 use crate::{
     changes, channels, check, documents, drains, environments, exec, files, follow, history, jobs, logs, metrics,
-    objects, observed, pool, stacks, submit, usage,
+    objects, observed, pool, stacks, submit, top, usage,
 };
 use aviflow_api::openapi;
 use aviflow_api::rest::JobList;
@@ -66,6 +66,8 @@ pub(crate) fn closed() -> Vec<Handled> {
         ("/v1/jobs/{name}/series", &[(GET, Jobs(Get))], get(jobs::series)),
         ("/v1/jobs/{name}/timeline", &[(GET, Jobs(Get))], get(jobs::timeline)),
         ("/v1/jobs/{name}/events", &[(GET, Told)], get(follow::events)),
+        // It has lines of output in it.
+        ("/v1/jobs/{name}/ranks", &[(GET, Told)], get(top::ranks)),
         ("/v1/jobs/{name}/files", &[(GET, Needs::Part(Get, Part::Files))], get(files::files)),
         // To end one is another right than to change one, and a queue is used.
         ("/v1/jobs/{name}/actions", &[(POST, Asked)], post(jobs::act)),
@@ -75,6 +77,8 @@ pub(crate) fn closed() -> Vec<Handled> {
         // It interrupts the processes for a moment.
         ("/v1/jobs/{name}/stacks", &[(POST, Needs::Part(Create, Part::Exec))], post(stacks::stacks)),
         ("/v1/objects/{sha256}", &[(HEAD, SUBMIT), (PUT, SUBMIT)], head(objects::head).merge(put(objects::put))),
+        // Each has the jobs of the namespaces that are seen.
+        ("/v1/top", &[(GET, Asked)], get(top::top)),
         ("/v1/observed", &[(GET, On(List, "nodes"))], get(observed::observed)),
         ("/v1/nodes", &[(GET, On(List, "nodes"))], get(pool::nodes)),
         ("/v1/nodes/{name}", &[(GET, Named(Get, "nodes"))], get(pool::node)),

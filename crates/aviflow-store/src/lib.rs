@@ -25,4 +25,4 @@ pub use objects::Objects;
 pub use postgres::PostgresStore;
 pub use read::{Keeper, Reader};
 pub use sqlite::SqliteStore;
-pub use telemetry::FileTelemetry;
+pub use telemetry::{FileTelemetry, RankSeen};

@@ -26,6 +26,12 @@ pub trait Reader: Debug + Send + Sync {
     /// If the store cannot be read.
     fn term(&self) -> Result<Term, StoreError>;
 
+    /// The size of the database in bytes.
+    ///
+    /// # Errors
+    /// If the store cannot be read.
+    fn size(&self) -> Result<u64, StoreError>;
+
     /// Jobs, newest first.
     ///
     /// # Errors

@@ -12,6 +12,7 @@
 
 mod logs;
 mod merge;
+mod ranks;
 mod series;
 
 #[cfg(test)]
@@ -19,11 +20,13 @@ mod tests;
 
 pub use logs::{LogLine, LogSource};
 pub use merge::{Grep, LogFollower, LogLines, Query};
+pub use ranks::RankSeen;
 pub use series::{Series, SeriesPoint};
 
 use aviflow_core::model::JobId;
 use aviflow_engine::telemetry::{BuildProgress, Point, StreamKey, Telemetry};
 use logs::Logs;
+use ranks::Ranks;
 use std::collections::BTreeMap;
 use std::fs::DirBuilder;
 use std::io;
@@ -38,6 +41,7 @@ pub struct FileTelemetry {
     folder: PathBuf,
     logs: Arc<Logs>,
     series: series::Writer,
+    ranks: Ranks,
     builds: Mutex<BTreeMap<String, BuildProgress>>,
     builds_changed: watch::Sender<u64>,
     /// Jobs that are followed now; those that nobody follows any more go.
@@ -69,6 +73,7 @@ impl FileTelemetry {
             folder: folder.to_owned(),
             logs: Arc::new(Logs::new(logs)),
             series: series::Writer::start(series)?,
+            ranks: Ranks::default(),
             builds: Mutex::default(),
             builds_changed: watch::Sender::new(0),
             followed: Mutex::default(),
@@ -122,6 +127,30 @@ impl FileTelemetry {
         self.series.latest(job)
     }
 
+    /// The same, if this process has heard of it: nothing is read of the disk.
+    #[must_use]
+    pub fn heard(&self, job: JobId) -> Option<Point> {
+        self.series.heard(job)
+    }
+
+    /// What was heard of each rank of an attempt since this process began.
+    #[must_use]
+    pub fn ranks(&self, job: JobId, attempt: u32) -> BTreeMap<u32, RankSeen> {
+        self.ranks.of(job, attempt)
+    }
+
+    /// Milliseconds of a step of an attempt, of late, by its lowest rank that reports.
+    #[must_use]
+    pub fn step_ms(&self, job: JobId, attempt: u32) -> Option<f64> {
+        self.ranks.step_ms(job, attempt)
+    }
+
+    /// How many bytes of output agents had to drop, over all jobs, as far as it was seen since this process began.
+    #[must_use]
+    pub fn missing_bytes(&self) -> u64 {
+        self.logs.missing()
+    }
+
     /// How many points could not be kept, over all jobs, since this process began.
     #[must_use]
     pub fn dropped_points(&self) -> u64 {
@@ -139,6 +168,7 @@ impl FileTelemetry {
     /// # Errors
     /// If something cannot be removed.
     pub fn remove_job(&self, job: JobId) -> io::Result<()> {
+        self.ranks.remove(job);
         self.logs.remove(job)?;
         self.series.remove(job)
     }
@@ -175,11 +205,13 @@ impl Telemetry for FileTelemetry {
 
     fn log_append(&self, stream: StreamKey, offset: u64, text: &str) -> io::Result<u64> {
         let have = self.logs.append(stream, offset, text)?;
+        self.ranks.lines(stream, text);
         self.bump(stream.job);
         Ok(have)
     }
 
     fn progress(&self, job: JobId, point: Point) {
+        self.ranks.progress(job, &point);
         self.series.push(job, point);
         self.bump(job);
     }

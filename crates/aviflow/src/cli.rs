@@ -8,7 +8,7 @@ mod simulate;
 pub use admin::{ApplyArgs, DrainArgs, LogArgs, PolicyCommand, PoolCommand, QueueCommand, Why};
 pub use jobs::{
     CancelArgs, CpArgs, DevArgs, DevPlace, ExecArgs, ForwardArgs, JobsArgs, LogsArgs, LsArgs, PlanArgs, RerunArgs,
-    RunArgs, ShowArgs, StacksArgs, SubmitArgs, SuspendArgs, UpdateArgs,
+    RunArgs, ShowArgs, StacksArgs, SubmitArgs, SuspendArgs, TopArgs, UpdateArgs,
 };
 pub use platform::{
     CheckArgs, ContextCommand, DoctorArgs, EnvCommand, KubeArgs, KubeWayArgs, LoginArgs, NodeCommand, ServeArgs,
@@ -122,6 +122,8 @@ pub enum Command {
     /// Show everything about a job
     #[command(aliases = ["describe", "status"])]
     Show(ShowArgs),
+    /// Watch what runs: steps, GPUs and nodes, or one job rank by rank
+    Top(TopArgs),
     /// Print the output of a job's ranks
     Logs(LogsArgs),
     /// End a job, gracefully

@@ -10,8 +10,8 @@ use crate::error::{Failure, Result, While};
 use crate::output::now;
 use aviflow_api::rest::{
     AgentInfo, ApiError, EnvironmentInfo, Exec, ExecFrame, JobAction, JobDetail, JobEvent, JobHistory, JobList,
-    JobSummary, LogLine, NodeAction, NodeCheck, NodeInfo, PlanAnswer, PoolInfo, QueueInfo, ServerInfo, StopAnswer,
-    Submit, Usage,
+    JobRanks, JobSummary, LogLine, NodeAction, NodeCheck, NodeInfo, PlanAnswer, PoolInfo, QueueInfo, ServerInfo,
+    StopAnswer, Submit, Top, Usage,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -165,6 +165,17 @@ impl Client {
                 _ => return Ok(jobs),
             }
         }
+    }
+
+    /// What runs now, of a namespace or of all that are seen.
+    pub fn top(&self, namespace: Option<&str>) -> Result<Top> {
+        let query: Vec<_> = namespace.map(|n| ("namespace", n.to_owned())).into_iter().collect();
+        self.get("/v1/top", &query)
+    }
+
+    /// The ranks of a job.
+    pub fn ranks(&self, name: &str) -> Result<JobRanks> {
+        self.named(name, self.get(&job_path(name, "/ranks"), &[]))
     }
 
     /// Everything about a job.

@@ -23,6 +23,7 @@ mod server;
 mod simulate;
 mod stacks;
 mod store;
+mod top;
 
 pub use forward::Ports;
 pub use server::goes_on;
@@ -109,6 +110,7 @@ pub fn dispatch(cli: Cli, output: Output) -> Result<ExitCode> {
         Command::Plan(args) => done(run::plan(&app, &args)),
         Command::Ls(args) => done(look::ls(&app, &args)),
         Command::Show(args) => done(look::show(&app, &args)),
+        Command::Top(args) => done(top::top(&app, &args)),
         Command::Logs(args) => done(logs::logs(&app, args)),
         Command::Cancel(args) => done(act::cancel(&app, &args.jobs)),
         Command::Suspend(args) => done(act::suspend(&app, args)),

@@ -34,6 +34,12 @@ impl Output {
         Output { style: style(terminal), error_style: style(std::io::stderr().is_terminal()), terminal }
     }
 
+    /// Lines of the terminal; 24 where it does not say.
+    pub fn rows(&self) -> usize {
+        let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok();
+        size.map(|size| usize::from(size.ws_row)).filter(|rows| *rows >= 4).unwrap_or(24)
+    }
+
     /// What renderers need to know.
     pub fn view(&self) -> View {
         let width = self

@@ -14,6 +14,7 @@ pub mod stacks;
 pub mod style;
 pub mod summary;
 pub mod table;
+pub mod top;
 pub mod usage;
 pub mod waiting;
 

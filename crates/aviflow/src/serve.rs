@@ -5,6 +5,7 @@
 
 mod body;
 mod channel;
+mod gpus;
 mod housekeeping;
 mod kube;
 mod rebuild;
@@ -132,7 +133,7 @@ fn run(args: &ServeArgs, announce: &mut dyn FnMut(Announcement)) -> Result<()> {
     let _ = std::fs::remove_file(home.join("server.json"));
     let pool = pool(&home, &args.pool)?;
     let stores = store.open(&home, &me)?;
-    let plane = Plane::start(&home, &pool, &args.kube, (client, tls), stores, seat, &runtime)?;
+    let plane = Plane::start(&home, &pool, args, (client, tls), stores, seat, &runtime)?;
     let served = runtime.block_on(plane.serve(&home, listener, stop, announce));
     drop(lock);
     served
@@ -208,13 +209,13 @@ impl Plane {
     fn start(
         home: &Home,
         pool: &PoolFile,
-        kube: &KubeArgs,
+        args: &ServeArgs,
         (client, tls): (Option<Client>, Option<Tls>),
         stores: Stores,
         seat: Option<Seat>,
         runtime: &Runtime,
     ) -> Result<Plane> {
-        let started = now();
+        let (started, kube) = (now(), &args.kube);
         let folder = home.path();
         let token = Token::load_or_create(&home.join("token")).map_err(|e| Failure::new(e.to_string()))?;
         let Stores { mut store, reader, keeper } = stores;
@@ -233,6 +234,7 @@ impl Plane {
             forget_build(&builds, &observation);
             handle.observe(observation, durable);
         };
+        let exporters = kube::exporters(kube);
         let ground = match &client {
             Some(client) => {
                 let cluster = (client.clone(), reader.clone());
@@ -240,7 +242,7 @@ impl Plane {
                     Shelf { objects: objects.clone(), find: finder(home, objects.clone()), folder: folder.to_owned() };
                 let shelf = Arc::new(shelf);
                 kube::ground(
-                    (kube, tls.as_ref()),
+                    (kube, tls.as_ref(), exporters.clone().unwrap_or_default()),
                     cluster,
                     folder.to_owned(),
                     shelf,
@@ -252,6 +254,7 @@ impl Plane {
             None => this_machine(config(home, pool, objects.clone())?, telemetry.clone(), report, runtime)?,
         };
         let Ground { cluster, body, nodes } = ground;
+        let gpus = gpus::ask(args, nodes.as_ref(), exporters)?;
         let (end, ended) = oneshot::channel();
         let (engine, thread) = starter
             .start(store, cluster, move |error| {
@@ -286,6 +289,7 @@ impl Plane {
             reader: reader.clone(),
             objects,
             telemetry,
+            gpus,
             body,
             environments,
             defaults: Defaults::default(),

@@ -160,6 +160,12 @@ pub fn demo() -> Result<Outcome> {
     Ok(Outcome::Ran(Count::one(ok && learned)))
 }
 
+/// Metrics, rules and the dashboard before a real Prometheus.
+pub fn monitoring() -> Result<Outcome> {
+    setup::check_monitoring()?;
+    counted(cargo().args(["test", "--workspace", "--locked", "--test", "monitoring", "--", "--ignored"]))
+}
+
 /// The tests on real clusters, or with their programs, which are marked as ignored.
 const ON_CLUSTERS: [&str; 5] = ["deploy", "kubernetes", "cluster", "kube", "chart"];
 

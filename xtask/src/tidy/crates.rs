@@ -5,7 +5,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 
 /// What each crate may depend on of this workspace: the arrows of the architecture.
-const ARROWS: [(&str, &[&str]); 17] = [
+const ARROWS: [(&str, &[&str]); 18] = [
     ("aviflow-core", &[]),
     ("aviflow-replay", &["aviflow-core"]),
     ("aviflow-agent", &[]),
@@ -14,6 +14,8 @@ const ARROWS: [(&str, &[&str]); 17] = [
     ("aviflow-store", &["aviflow-core", "aviflow-api", "aviflow-engine"]),
     ("aviflow-link", &["aviflow-core", "aviflow-engine", "aviflow-agent"]),
     ("aviflow-local", &["aviflow-core", "aviflow-api", "aviflow-engine", "aviflow-agent", "aviflow-link"]),
+    // Formats and what GPUs say of themselves; it knows no jobs.
+    ("aviflow-metrics", &[]),
     // Certificates and connections alone.
     ("aviflow-tls", &[]),
     (
@@ -21,7 +23,10 @@ const ARROWS: [(&str, &[&str]); 17] = [
         &["aviflow-core", "aviflow-api", "aviflow-engine", "aviflow-agent", "aviflow-link", "aviflow-tls"],
     ),
     // The server reads the store, and never writes it: ended jobs are in no snapshot.
-    ("aviflow-server", &["aviflow-core", "aviflow-api", "aviflow-engine", "aviflow-store", "aviflow-tls"]),
+    (
+        "aviflow-server",
+        &["aviflow-core", "aviflow-api", "aviflow-engine", "aviflow-store", "aviflow-metrics", "aviflow-tls"],
+    ),
     (
         "aviflow",
         &[
@@ -35,6 +40,7 @@ const ARROWS: [(&str, &[&str]); 17] = [
             "aviflow-kube",
             "aviflow-server",
             "aviflow-agent",
+            "aviflow-metrics",
             "aviflow-tls",
         ],
     ),

@@ -19,6 +19,7 @@ impl Machine {
             up: self.up,
             log,
             peer_port,
+            gpus: self.gpus.clone(),
         }));
     }
 

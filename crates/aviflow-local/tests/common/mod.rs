@@ -313,6 +313,7 @@ impl Agent {
             up: false,
             log: (0, 0),
             peer_port: 0,
+            gpus: Vec::new(),
         });
         agent
     }

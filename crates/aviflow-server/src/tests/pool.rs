@@ -2,7 +2,7 @@ use super::support::{LOCK, Script, Streamed, World, gone, stable, submission, wi
 use crate::app::ServerConfig;
 use crate::body::{BodyAgent, ExecTarget};
 use aviflow_core::model::JobId;
-use axum::body::{Body, to_bytes};
+use axum::body::Body;
 use axum::http::StatusCode;
 use serde_json::{Value, json};
 
@@ -117,18 +117,14 @@ async fn commands_run_beside_a_rank() {
 }
 
 #[tokio::test]
-async fn agents_and_metrics_are_shown() {
+async fn agents_are_shown() {
     let world = World::new();
     world.submit(&submission("train")).await;
     world.until_phase(1, "Running").await;
-    let agent = |job| BodyAgent { job: JobId(job), attempt: 1, worker: 0, pid: Some(7), connected: job == 1 };
+    let agent =
+        |job| BodyAgent { job: JobId(job), attempt: 1, worker: 0, pid: Some(7), connected: job == 1, gpus: Vec::new() };
     world.body.agents.lock().unwrap().extend([agent(1), agent(9)]);
     insta::assert_snapshot!("agents", stable(world.get("/v1/agents").await));
-    let response = world.send(world.request("GET", "/metrics").body(Body::empty()).unwrap()).await;
-    let text = String::from_utf8(to_bytes(response.into_body(), 1 << 20).await.unwrap().to_vec()).unwrap();
-    for line in ["aviflow_jobs{phase=\"Running\"} 1", "aviflow_gpus{state=\"free\"} 14", "aviflow_commits_total "] {
-        assert!(text.contains(line), "{text}");
-    }
 }
 
 #[tokio::test]

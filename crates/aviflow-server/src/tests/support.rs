@@ -16,6 +16,7 @@ use aviflow_core::time::Span;
 use aviflow_engine::driver::{Handle, Starter, View};
 use aviflow_engine::ports::{Batch, Cluster, Known, Loaded, Observation, Order, Stamped, Store, StoreError};
 use aviflow_engine::telemetry::{StreamKey, Telemetry};
+use aviflow_metrics::board::Board;
 use aviflow_store::{FileTelemetry, Objects, SqliteStore};
 use aviflow_tls::Connection;
 use axum::Router;
@@ -257,6 +258,7 @@ impl Body for FakeBody {
 
 /// A control plane with two nodes of eight GPUs.
 pub(crate) struct World {
+    pub(crate) gpus: Arc<Board>,
     pub(crate) folder: TempDir,
     pub(crate) handle: Handle,
     pub(crate) server: Server,
@@ -345,6 +347,7 @@ impl World {
             opened: Mutex::default(),
             checks: Mutex::default(),
         });
+        let gpus = Arc::new(Board::new(60_000));
         let token = Token::load_or_create(&folder.path().join("token")).unwrap();
         let resolved = minimal();
         let entry = |version| CatalogueEntry {
@@ -361,6 +364,7 @@ impl World {
             reader,
             objects: objects.clone(),
             telemetry: telemetry.clone(),
+            gpus: gpus.clone(),
             body: body.clone(),
             environments: vec![entry(1), entry(2)],
             defaults: Defaults::default(),
@@ -369,7 +373,7 @@ impl World {
             info: Info { version: "0.0.0".into(), home: "home".into(), started: 1_700_000_000_000 },
             config,
         });
-        World { folder, handle, server, telemetry, objects, body, full, token, offsets: Mutex::default() }
+        World { gpus, folder, handle, server, telemetry, objects, body, full, token, offsets: Mutex::default() }
     }
 
     pub(crate) fn router(&self) -> Router {

@@ -62,6 +62,11 @@ impl Reader for PostgresReader {
         Ok(Term(term.map_or(0, uint)))
     }
 
+    fn size(&self) -> Result<u64, StoreError> {
+        let size = self.one("SELECT pg_database_size(current_database())", &[], |r| get(r, 0))?;
+        Ok(size.map_or(0, uint))
+    }
+
     fn jobs(&self, filter: &Filter) -> Result<Vec<Kept>, StoreError> {
         let (text, values) = list_query(filter);
         self.rows(&text, &values, kept)

@@ -76,6 +76,13 @@ impl Reader for SqliteReader {
         })
     }
 
+    fn size(&self) -> Result<u64, StoreError> {
+        self.with(|conn| {
+            let number = |name| conn.pragma_query_value(None, name, |r| r.get::<_, i64>(0)).map_err(sql);
+            Ok(uint(number("page_count")?) * uint(number("page_size")?))
+        })
+    }
+
     fn jobs(&self, filter: &Filter) -> Result<Vec<Kept>, StoreError> {
         let (text, params) = list_query(filter);
         self.with(|conn| {

@@ -17,6 +17,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// How much is read at once to find the last whole line.
@@ -90,6 +91,8 @@ pub(super) struct Logs {
     root: PathBuf,
     /// Read from the folder once; from then on this process is the only one that adds.
     jobs: Mutex<HashMap<JobId, Arc<JobLogs>>>,
+    /// Bytes that agents had to drop.
+    missing: AtomicU64,
 }
 
 type Streams = BTreeMap<(u32, u32), Arc<Mutex<Stream>>>;
@@ -115,7 +118,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Logs {
     pub(super) fn new(root: PathBuf) -> Logs {
-        Logs { root, jobs: Mutex::default() }
+        Logs { root, jobs: Mutex::default(), missing: AtomicU64::new(0) }
     }
 
     /// The offset up to which a stream is kept.
@@ -143,7 +146,15 @@ impl Logs {
             }
         };
         let mut stream = lock(&stream);
-        stream.append(offset, text)
+        let missing = offset.saturating_sub(stream.have);
+        let have = stream.append(offset, text)?;
+        self.missing.fetch_add(missing, Ordering::Relaxed);
+        Ok(have)
+    }
+
+    /// Bytes that agents had to drop since this process began.
+    pub(super) fn missing(&self) -> u64 {
+        self.missing.load(Ordering::Relaxed)
     }
 
     /// What may be read of a job, by attempt and worker.

@@ -158,6 +158,10 @@ impl Writer {
         Ok(Series { points: evenly(wanted, max), last, dropped: counts.dropped + pending, thinned: counts.thinned })
     }
 
+    pub(super) fn heard(&self, job: JobId) -> Option<Point> {
+        lock(&self.shared.latest).get(&job).cloned()
+    }
+
     pub(super) fn latest(&self, job: JobId) -> io::Result<Option<Point>> {
         if let Some(point) = lock(&self.shared.latest).get(&job) {
             return Ok(Some(point.clone()));

@@ -171,6 +171,32 @@ pub struct ShowArgs {
     pub output: Output,
 }
 
+/// `top`
+#[derive(Args, Debug)]
+#[command(after_help = "\
+On a terminal it is shown anew until Ctrl-C, else once. What nobody reports is `-`.
+
+Examples:
+  aviflow top
+  aviflow top llama3-8b
+  aviflow top --once -o json")]
+pub struct TopArgs {
+    /// One job, rank by rank, as NAME or NAMESPACE/NAME
+    pub job: Option<String>,
+
+    /// Seconds between two looks
+    #[arg(long, value_name = "SECONDS", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=3600))]
+    pub every: u32,
+
+    /// Look once
+    #[arg(long)]
+    pub once: bool,
+
+    /// The form of the answer
+    #[command(flatten)]
+    pub output: Output,
+}
+
 /// `logs`
 #[derive(Args, Debug)]
 #[command(after_help = "\

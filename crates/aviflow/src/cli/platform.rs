@@ -2,6 +2,7 @@
 
 use super::Output;
 use super::admin::{DrainArgs, Why};
+use aviflow_kube::exporters::Selector;
 use aviflow_kube::fence::SHORTEST;
 use aviflow_tls::ServerName;
 use clap::{Args, Subcommand, ValueEnum};
@@ -241,6 +242,20 @@ pub struct ServeArgs {
     #[command(flatten)]
     pub kube: KubeArgs,
 
+    /// Where dcgm-exporter says what this machine's GPUs do, as http://127.0.0.1:9400/metrics [default: nvidia-smi
+    /// is asked, if there is one]
+    #[arg(long, env = "AVIFLOW_GPU_METRICS_URL", value_name = "URL", conflicts_with = "kube")]
+    pub gpu_metrics_url: Option<String>,
+
+    /// Seconds between two figures of a GPU [default: 15]
+    #[arg(
+        long,
+        env = "AVIFLOW_GPU_METRICS_EVERY",
+        value_name = "SECONDS",
+        value_parser = clap::value_parser!(u32).range(1..=3600)
+    )]
+    pub gpu_metrics_every: Option<u32>,
+
     /// In a session of its own; says on standard output, in one line of JSON, that it serves
     #[arg(long, hide = true)]
     pub background: bool,
@@ -351,6 +366,14 @@ pub struct KubeArgs {
     /// Certificates in PEM that vouch for registries, instead of the public ones
     #[arg(long, env = "AVIFLOW_REGISTRY_CA", value_name = "FILE", requires = "kube")]
     pub registry_ca: Option<PathBuf>,
+
+    /// The pods of dcgm-exporter, which say what GPUs do, as NAMESPACE/LABEL=VALUE,… [default: none is asked]
+    #[arg(long, env = "AVIFLOW_GPU_METRICS_SELECTOR", value_name = "SELECTOR", requires = "kube")]
+    pub gpu_metrics_selector: Option<Selector>,
+
+    /// Their port [default: 9400]
+    #[arg(long, env = "AVIFLOW_GPU_METRICS_PORT", value_name = "PORT", requires = "gpu_metrics_selector")]
+    pub gpu_metrics_port: Option<u16>,
 
     /// Speak TLS where people come, and take client certificates of the cluster
     #[arg(long, env = "AVIFLOW_TLS", requires = "kube")]

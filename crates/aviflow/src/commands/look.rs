@@ -60,13 +60,17 @@ fn recent(live: Vec<JobSummary>, ended: Vec<JobSummary>, now: i64) -> Vec<JobSum
 
 /// `aviflow show`
 pub fn show(app: &App, args: &ShowArgs) -> Result<()> {
-    let detail = app.client()?.job(&args.job)?;
+    let client = app.client()?;
+    let detail = client.job(&args.job)?;
     if args.file {
         let spec = serde_json::to_value(&detail.spec).unwrap_or_default();
         print(&to_yaml(&spec));
         return Ok(());
     }
-    app.output.answer(args.output.format, &detail, |view| job::show(&detail, view))
+    // Who may not read output sees the rest.
+    let wanted = !detail.workers.is_empty() && args.output.format == crate::cli::Format::Table;
+    let ranks = if wanted { client.ranks(&args.job).map(|of| of.ranks).unwrap_or_default() } else { Vec::new() };
+    app.output.answer(args.output.format, &detail, |view| job::show(&detail, &ranks, view))
 }
 
 #[cfg(test)]

@@ -3,8 +3,8 @@
 use super::number::{ago, bytes, count, gpu_time, instant, percent, span, value};
 use super::style::{self, Styled, clean};
 use super::table::{Align, Table};
-use super::{View, jobs, waiting};
-use aviflow_api::rest::{JobDetail, ProgressPoint};
+use super::{View, jobs, top, waiting};
+use aviflow_api::rest::{JobDetail, ProgressPoint, RankInfo};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
@@ -41,8 +41,11 @@ fn heading(text: &str, view: View) -> String {
     format!("\n{}\n", text.style(view.style, "1"))
 }
 
-/// `aviflow show`.
-pub fn show(job: &JobDetail, view: View) -> String {
+/// Ranks that are shown beside everything else.
+const RANKS: usize = 64;
+
+/// `aviflow show`, with the ranks of a job that holds GPUs.
+pub fn show(job: &JobDetail, ranks: &[RankInfo], view: View) -> String {
     let s = &job.summary;
     let mut out = format!(
         "{}  {}\n",
@@ -74,6 +77,15 @@ pub fn show(job: &JobDetail, view: View) -> String {
     if !job.workers.is_empty() {
         out.push_str(&heading("Workers", view));
         out.push_str(&workers(job, view));
+    }
+    if !ranks.is_empty() {
+        let (shown, more) = ranks.split_at(ranks.len().min(RANKS));
+        let inner = View { width: view.width.map(|w| w.saturating_sub(2)), ..view };
+        out.push_str(&heading("Ranks", view));
+        out.push_str(&indent(&top::rank_table(shown, view.now, inner)));
+        if !more.is_empty() {
+            let _ = writeln!(out, "  … {} more; `aviflow top {}` has all", more.len(), s.name);
+        }
     }
     out.push_str(&heading("Timeline (UTC)", view));
     out.push_str(&timeline(job, view));
@@ -314,7 +326,7 @@ mod tests {
 
     #[test]
     fn a_running_job() {
-        insta::assert_snapshot!(show(&samples::detail(samples::running()), view()));
+        insta::assert_snapshot!(show(&samples::detail(samples::running()), &[], view()));
     }
 
     #[test]
@@ -324,16 +336,16 @@ mod tests {
         detail.facts.clear();
         detail.checkpoint = None;
         detail.attempt_hashes.clear();
-        insta::assert_snapshot!(show(&detail, view()));
+        insta::assert_snapshot!(show(&detail, &[], view()));
     }
 
     /// Everything that may be said of a job's waiting, its promises and its losses.
     #[test]
     fn a_job_that_was_moved_for_others() {
         let view = view();
-        let whole = show(&samples::turned_out(), view);
+        let whole = show(&samples::turned_out(), &[], view);
         let waits = whole.split("\n\n").next().unwrap_or_default();
-        let whole = show(&samples::leaving(), view);
+        let whole = show(&samples::leaving(), &[], view);
         let runs = whole.split("\n\n").next().unwrap_or_default();
         insta::assert_snapshot!(format!("{waits}\n\n{runs}\n"));
     }
@@ -345,7 +357,7 @@ mod tests {
         detail.attempt_hashes.push(told(2, "e", false));
         assert_eq!((ran(&detail), differs(&detail).as_str()), (vec!["eeeeeeeeeeee in attempts 1-2".to_owned()], ""));
         detail.attempt_hashes.extend([told(3, "f", true), told(3, "0", true), told(4, "e", false)]);
-        let shown = show(&detail, view());
+        let shown = show(&detail, &[], view());
         let lines: Vec<&str> = shown.lines().filter(|l| l.contains("DIFFERS") || l.contains(" in attempt")).collect();
         insta::assert_snapshot!(lines.join("\n"), @r"
           DIFFERS     attempt 3 ran something else than was submitted: somebody changed it; submit it again

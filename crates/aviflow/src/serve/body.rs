@@ -101,8 +101,13 @@ impl Body for Local {
             worker: w.key.worker,
             pid: w.connected.map(|(pid, _)| pid),
             connected: w.connected.is_some(),
+            gpus: Vec::new(),
         };
         workers.iter().filter(|w| !w.over).map(agent).collect()
+    }
+
+    fn numbers_gpus(&self) -> bool {
+        true
     }
 
     fn environment_ready(&self, hash: &str) -> bool {

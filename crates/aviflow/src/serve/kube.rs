@@ -23,6 +23,7 @@ use aviflow_kube::check::Check;
 use aviflow_kube::depot::Objects;
 use aviflow_kube::documents::{self, Documents, Journal};
 use aviflow_kube::events;
+use aviflow_kube::exporters::{Exporters, PORT};
 use aviflow_kube::fence::FENCE_AFTER;
 use aviflow_kube::identity::Reviews;
 use aviflow_kube::lease::Lease;
@@ -41,7 +42,7 @@ use aviflow_server::{
 use aviflow_store::FileTelemetry;
 use aviflow_store::read::{ActFilter, Reader};
 use aviflow_tls::{CertificateDer, Listener};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::future::Future;
 use std::net::{IpAddr, SocketAddr};
@@ -84,7 +85,7 @@ pub fn lease(args: &KubeArgs, client: Option<&Client>, shares: bool, me: &str) -
 
 /// The cluster as it is asked for.
 pub fn ground(
-    (args, tls): (&KubeArgs, Option<&Tls>),
+    (args, tls, exporters): (&KubeArgs, Option<&Tls>, Exporters),
     (client, reader): (Client, Arc<dyn Reader>),
     home: PathBuf,
     objects: Arc<dyn Objects>,
@@ -122,6 +123,7 @@ pub fn ground(
         namespace: args.kube_namespace.clone(),
         observe: observes(args),
         site,
+        exporters,
         objects: objects.clone(),
         pip: pip(std::env::vars_os()),
         held: Arc::new(move || reader.term().ok()),
@@ -166,6 +168,12 @@ fn image(client: &Client, args: &KubeArgs, runtime: &Runtime) -> Result<String> 
         }),
         (None, None) => Ok(IMAGE.to_owned()),
     }
+}
+
+/// Where GPUs report what they do, if the administrator says it.
+pub fn exporters(args: &KubeArgs) -> Option<Exporters> {
+    let selector = args.gpu_metrics_selector.clone()?;
+    Some(Exporters::new(Some((selector, args.gpu_metrics_port.unwrap_or(PORT)))))
 }
 
 /// Registries as the administrator has them.
@@ -372,14 +380,19 @@ impl Body for Kube {
     }
 
     fn agents(&self) -> Vec<BodyAgent> {
-        let agent = |(key, connected): (StreamKey, bool)| BodyAgent {
+        let agent = |(key, connected, gpus): (StreamKey, bool, Vec<String>)| BodyAgent {
             job: key.job,
             attempt: key.attempt,
             worker: key.worker,
             pid: None,
             connected,
+            gpus,
         };
-        self.handle.workers().into_iter().map(agent).collect()
+        self.handle.gpus().into_iter().map(agent).collect()
+    }
+
+    fn requests(&self) -> BTreeMap<&'static str, u64> {
+        api::requests()
     }
 
     fn environment_ready(&self, hash: &str) -> bool {

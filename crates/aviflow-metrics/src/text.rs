@@ -106,9 +106,11 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    type Expected<'a> = Option<(&'a str, &'a [(&'a str, &'a str)], f64)>;
+
     #[test]
     fn a_line_is_a_sample_or_nothing() {
-        let check = |line: &str, expected: Option<(&str, &[(&str, &str)], f64)>| {
+        let check = |line: &str, expected: Expected<'_>| {
             let read: Vec<_> = samples(line).collect();
             let read = read.first().map(|s| {
                 let labels: Vec<(&str, &str)> = s.labels.iter().map(|(n, v)| (*n, v.as_ref())).collect();

@@ -40,7 +40,7 @@ pub(crate) fn gathered(view: &aviflow_engine::driver::View<'_>) -> usize {
 pub(crate) fn text(app: &App) -> String {
     let agents = app.parts.body.agents();
     // An engine that cannot be asked is itself worth a sample.
-    let facts = app.view(|view| Facts::of(view)).ok();
+    let facts = app.view(Facts::of).ok();
     let jobs = facts.as_ref().map_or(0, |facts| facts.gangs.len());
     let mut out = Exposition::with_capacity((64 << 10) + jobs * (2 << 10));
     platform(app, facts.as_ref(), &mut out);

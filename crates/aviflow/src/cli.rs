@@ -150,7 +150,7 @@ pub enum Command {
     /// Run a command beside a rank of a running job
     Exec(ExecArgs),
     /// Open a shell on the pool, under queue and quota; its GPUs are given back when it closes
-    Dev(Box<DevArgs>),
+    Dev(DevArgs),
     /// Show what the processes of a running job are doing: stacks of all ranks
     Stacks(StacksArgs),
     /// Reach a port beside a rank of a running job from this machine
@@ -223,7 +223,7 @@ pub enum Command {
         command: ServerCommand,
     },
     /// Run the control plane in the foreground
-    Serve(ServeArgs),
+    Serve(Box<ServeArgs>),
     /// Back the store up, or restore it
     Store {
         /// What to do with it

@@ -95,7 +95,7 @@ pub fn dispatch(cli: Cli, output: Output) -> Result<ExitCode> {
             print(concat!("aviflow ", env!("CARGO_PKG_VERSION"), "\n"));
             return Ok(ExitCode::SUCCESS);
         }
-        Command::Serve(args) => return done(crate::serve::serve(args, output)),
+        Command::Serve(args) => return done(crate::serve::serve(*args, output)),
         Command::Simulate(args) => return done(simulate::simulate(&args, output)),
         other => other,
     };
@@ -104,7 +104,7 @@ pub fn dispatch(cli: Cli, output: Output) -> Result<ExitCode> {
         Command::Run(args) => run::run(&app, args),
         Command::Rerun(args) => rerun::rerun(&app, &args),
         Command::Exec(args) => exec::exec(&app, args),
-        Command::Dev(args) => dev::dev(&app, *args),
+        Command::Dev(args) => dev::dev(&app, args),
         Command::Stacks(args) => done(stacks::stacks(&app, &args)),
         Command::Forward(args) => done(forward::forward(&app, &args)),
         Command::Plan(args) => done(run::plan(&app, &args)),

@@ -228,7 +228,7 @@ fn prometheus_finds_all_that_the_dashboard_and_the_rules_ask() {
     prometheus.until("aviflow_job_step_seconds and aviflow_job_gpu_tensor_active_ratio");
     exporter.xid.store(79, Ordering::SeqCst);
     // Rates need two scrapes, and the recorded rules an evaluation.
-    prometheus.until("aviflow_gpu_xid_errors_total{xid=\"79\"}");
+    prometheus.until("increase(aviflow_gpu_xid_errors_total{xid=\"79\"}[1m])");
     prometheus.until("rate(aviflow_commits_total[1m]) and on (instance) aviflow_build_info");
     prometheus.until("aviflow:gpus_held:ratio");
     let asked = dashboard();

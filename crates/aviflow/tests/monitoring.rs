@@ -215,12 +215,13 @@ fn prometheus_finds_all_that_the_dashboard_and_the_rules_ask() {
     let gate = world.gate("gate");
     let run = |name: &str, script: &str| {
         let lines: String = script.lines().map(|line| format!("  {line}\n")).collect();
-        world.document(name, &format!("name: {name}\nqueue: nlp\nnodes: 1\ngpusPerNode: 4\nrun: |\n{lines}"))
+        world.document(name, &format!("name: {name}\nqueue: nlp\nnodes: 1\ngpusPerNode: 4\ncheckpoint: {{path: /checkpoints}}\nrun: |\n{lines}"))
     };
     // One that ends, one that fails and starts again, and one that trains.
     let done = run("done", "true");
     world.ok(&["run", &done]);
-    let train = "for step in 1 2 3 4; do echo \"step $step/100 loss 2.5 tps 1200 mfu 0.41\"; sleep 0.3; done; cat GATE";
+    let train = "cd $AVIFLOW_CHECKPOINT_DIR; mkdir part; echo 1 > part/weights; mv part step-4
+for step in 1 2 3 4; do echo \"step $step/100 loss 2.5 tps 1200 mfu 0.41\"; sleep 0.3; done; cat GATE";
     let train = run("train", &train.replace("GATE", &gate.path().display().to_string()));
     let mut follow = world.follow(&["run", &train]);
     follow.until("loss");
@@ -231,6 +232,7 @@ fn prometheus_finds_all_that_the_dashboard_and_the_rules_ask() {
     prometheus.until("increase(aviflow_gpu_xid_errors_total{xid=\"79\"}[1m])");
     prometheus.until("rate(aviflow_commits_total[1m]) and on (instance) aviflow_build_info");
     prometheus.until("aviflow:gpus_held:ratio");
+    prometheus.until("aviflow_job_checkpoint_timestamp_seconds");
     let asked = dashboard();
     assert!(asked.len() > 40, "{asked:?}");
     let empty: BTreeSet<&str> =

@@ -222,9 +222,27 @@ impl Checkpoints {
                 known.told &= first || print.written <= known.print.written;
                 (known.print, known.since) = (*print, now);
             }
+        }
+        let settled = |known: &Known, ms: u64| quiet && ms == SETTLE_MS || now >= known.since + ms;
+        // A step may be saved as several files, of which none says how many there will be.
+        let open: BTreeSet<u64> = found
+            .iter()
+            .filter_map(|(path, (found, _))| {
+                let known = self.known.get(path).filter(|known| !known.ever)?;
+                let open = match found.state {
+                    State::Partial => true,
+                    State::Settling(ms) => !settled(known, ms),
+                    State::Complete | State::Superseded => false,
+                };
+                open.then_some(found.step)
+            })
+            .collect();
+        for (path, (found, print)) in &found {
+            let Some(known) = self.known.get_mut(path) else { continue };
             let complete = match found.state {
                 State::Complete => true,
-                State::Settling(ms) => quiet && ms == SETTLE_MS || now >= known.since + ms,
+                State::Settling(SETTLE_MS) => settled(known, SETTLE_MS) && !open.contains(&found.step),
+                State::Settling(ms) => settled(known, ms),
                 State::Partial | State::Superseded => false,
             };
             if complete && !known.told {

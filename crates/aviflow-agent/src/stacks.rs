@@ -105,7 +105,7 @@ impl Dump {
         for (pid, told) in &mut dump.processes {
             match registered(*pid) {
                 Some(asked) => {
-                    sys::kill(*pid, SIGNAL);
+                    sys::kill_main_thread(*pid, SIGNAL);
                     dump.asked.insert(*pid, asked);
                 }
                 None => told.note = Some(silent(*pid).to_owned()),

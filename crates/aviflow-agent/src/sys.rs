@@ -58,6 +58,14 @@ pub fn kill(pid: Pid, signal: i32) {
     }
 }
 
+/// Sends a signal to the main thread of a process.
+pub fn kill_main_thread(pid: Pid, signal: i32) {
+    if pid > 0 {
+        // SAFETY: has no preconditions; a thread that is gone is an error that is passed over.
+        unsafe { libc::syscall(libc::SYS_tgkill, pid, pid, signal) };
+    }
+}
+
 /// Orphans among the descendants become children of this process.
 ///
 /// # Errors

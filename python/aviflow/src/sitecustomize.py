@@ -39,7 +39,8 @@ def _register() -> None:
     before, _open = _open, None
     try:
         file = _file("aviflow-stacks-%d-%x" % (os.getpid(), _thread.get_ident()))
-        faulthandler.register(_SIGNAL, file=file, all_threads=True)
+        # The main thread alone: to walk the frames of threads that run meanwhile may crash (cpython#116008).
+        faulthandler.register(_SIGNAL, file=file, all_threads=False)
         _open = file
     except Exception:
         if before is not None:

@@ -36,7 +36,7 @@ class Stacks(unittest.TestCase):
     def test_stacks_are_told(self):
         done = self.run_python(TELL)
         self.assertEqual((done.returncode, done.stderr), (0, ""))
-        self.assertRegex(done.stdout, r"(Current thread|Thread) 0x[0-9a-f]+ .*most recent call first")
+        self.assertRegex(done.stdout, r"Stack \(most recent call first\):")
         self.assertIn("in here", done.stdout)
 
     def test_without_memory_files_nothing_is_left_on_disk(self):

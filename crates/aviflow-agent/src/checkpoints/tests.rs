@@ -453,6 +453,24 @@ fn what_is_written_in_place_is_never_complete() {
 }
 
 #[test]
+fn of_a_step_in_several_files_none_is_complete_alone() {
+    let (mut disk, mut seen) = (Disk::new(), Checkpoints::new(1));
+    seen.look(&disk.listing(), 0, false);
+    let first = [
+        Open("model_step8.pt.tmp"),
+        Write("model_step8.pt.tmp", "x"),
+        Open("optim_step8.pt.tmp"),
+        Rename("model_step8.pt.tmp", "model_step8.pt"),
+    ];
+    let told = watch(&mut disk, &mut seen, &first, 200);
+    assert!(!told.iter().any(|told| told.starts_with("complete")), "{told:?}");
+    let second = [Write("optim_step8.pt.tmp", "x"), Rename("optim_step8.pt.tmp", "optim_step8.pt")];
+    let told = watch(&mut disk, &mut seen, &second, 200);
+    let complete: Vec<&String> = told.iter().filter(|told| told.starts_with("complete")).collect();
+    assert_eq!(complete, ["complete 8 model_step8.pt", "complete 8 optim_step8.pt"]);
+}
+
+#[test]
 fn a_save_that_is_given_up_failed() {
     let (mut disk, mut seen) = (Disk::new(), Checkpoints::new(1));
     seen.look(&disk.listing(), 0, false);

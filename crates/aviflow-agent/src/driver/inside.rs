@@ -79,11 +79,14 @@ impl Driver {
     pub(super) fn tell_terminals(&mut self) {
         let open = self.channels.terminals();
         if open != self.terminals {
-            self.terminals = open;
             let file = self.folder.join(files::TERMINALS);
             let draft = file.with_extension("new");
             // Whoever reads it finds one number or the other.
-            let _ = std::fs::write(&draft, format!("{open}\n")).and_then(|()| std::fs::rename(&draft, &file));
+            let written = std::fs::write(&draft, format!("{open}\n")).and_then(|()| std::fs::rename(&draft, &file));
+            // On a full disk it is tried again: the job ends, or goes on, by what stands there.
+            if written.is_ok() {
+                self.terminals = open;
+            }
         }
     }
 }

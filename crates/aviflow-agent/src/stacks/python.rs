@@ -26,7 +26,10 @@ pub(super) fn parse(text: &str, main: &str, folder: &Path) -> Vec<PythonThread> 
     let main = main.trim_start_matches('0');
     let mut threads: Vec<PythonThread> = Vec::new();
     for line in text.lines() {
-        if let Some(thread) = head(line) {
+        // Of the thread that was asked alone, which is the main one.
+        let only = (line == "Stack (most recent call first):")
+            .then(|| PythonThread { id: main.to_owned(), ..PythonThread::default() });
+        if let Some(thread) = head(line).or(only) {
             let is_main = !main.is_empty() && thread.id == main;
             threads.push(PythonThread { main: is_main, ..thread });
         } else if let Some(thread) = threads.last_mut() {

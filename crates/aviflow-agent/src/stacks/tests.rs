@@ -68,7 +68,7 @@ fn a_process_that_hangs_tells_its_stacks_again_and_again() {
         let functions: Vec<Vec<&str>> =
             process.python.iter().map(|t| t.frames.iter().map(|f| f.function.as_str()).collect()).collect();
         assert_eq!(functions[0], ["train", "<module>"], "{process:?}");
-        assert!(process.python[0].main && functions[1].contains(&"wait"), "{process:?}");
+        assert!(process.python[0].main && functions.len() == 1, "no other thread is walked: {process:?}");
         assert!(process.signature.is_some() && process.command.contains("python3 -c"), "{process:?}");
         assert!(process.threads[0].main && process.threads[0].name.starts_with("python"), "{process:?}");
     }

@@ -46,7 +46,10 @@ impl RankSeen {
             // It began again, from a checkpoint.
             self.step_ms = None;
         }
-        self.step = Some((step, at));
+        // What is told of a step once more, as its evaluation, does not make it longer.
+        if self.step.is_none_or(|(before, _)| before != step) {
+            self.step = Some((step, at));
+        }
     }
 }
 

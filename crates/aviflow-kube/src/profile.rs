@@ -135,8 +135,7 @@ fn upgrade(labels: &BTreeMap<String, String>) -> Option<Upgrade> {
     Some(Upgrade { reason: format!("the GPU Operator upgrades its driver ({state})"), vacate })
 }
 
-/// Taints of Kubernetes' own that say nothing that a condition does not say, but for a moment after a node is ready
-/// again: pods are refused then as well.
+/// Taints of Kubernetes' own that say nothing that a condition does not say.
 const CONDITIONS: [&str; 2] = ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"];
 
 /// Why pods of a pool cannot come to a node now, as an administrator reads it.
@@ -145,18 +144,13 @@ fn closed(node: &Node, profile: &Profile) -> Option<String> {
     if spec.unschedulable == Some(true) {
         return Some("cordoned in Kubernetes (`kubectl uncordon` opens it)".to_owned());
     }
-    let conditions = node.status.iter().flat_map(|s| s.conditions.iter().flatten());
-    let ready = conditions.into_iter().any(|c| c.type_ == "Ready" && c.status == "True");
     let bars = |taint: &&Taint| {
         taint.effect != "PreferNoSchedule"
             && taint.key != crate::names::KEEP_TAINT
-            && !(CONDITIONS.contains(&taint.key.as_str()) && (!ready || taint.effect == "NoExecute"))
+            && !CONDITIONS.contains(&taint.key.as_str())
             && !profile.kubernetes.tolerations.iter().any(|t| tolerates(t, taint))
     };
     let taint = spec.taints.iter().flatten().find(bars)?;
-    if CONDITIONS.contains(&taint.key.as_str()) {
-        return Some(format!("ready, and still tainted {}; Kubernetes takes that off", taint.key));
-    }
     let value = taint.value.as_deref().map_or(String::new(), |v| format!("={v}"));
     Some(format!("tainted {}{value}:{}; the pool has no toleration for it", taint.key, taint.effect))
 }
@@ -270,12 +264,5 @@ mod tests {
         check(taint("mine", "PreferNoSchedule"), None);
         check(taint("aviflow.dev/keep", "NoSchedule"), None);
         check(taint("node.kubernetes.io/unreachable", "NoExecute"), None);
-        check(
-            taint("node.kubernetes.io/not-ready", "NoSchedule"),
-            Some("ready, and still tainted node.kubernetes.io/not-ready"),
-        );
-        let tainted = node(taint("node.kubernetes.io/not-ready", "NoSchedule"), status("8", "False"));
-        let facts = NodeFacts::of(&tainted, &[h100()]).expect("facts");
-        assert_eq!(facts.closed, None, "its condition says it");
     }
 }

@@ -1,14 +1,14 @@
 //! Channels into workers ([`aviflow_agent::protocol::channel`]), and what goes through them.
 
 use crate::exec::ExecError;
+use crate::numbered::{LOST, Numbered};
 use crate::roster::{Site, Workers};
 use aviflow_agent::protocol::ToAgent;
 use aviflow_agent::protocol::channel::{CHANNELS, CHUNK, Channel, ChannelInput, ChannelOutput, Size, WINDOW};
 use aviflow_engine::telemetry::StreamKey;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use tokio::sync::{Semaphore, mpsc};
 
 /// What came out of a channel.
@@ -128,19 +128,11 @@ impl Drop for ChannelReader {
     }
 }
 
-/// The channels of a connection, by their numbers.
-#[derive(Default)]
-pub(crate) struct Channels(Mutex<Open>);
-
-#[derive(Default)]
-struct Open {
-    last: u64,
-    ended: bool,
-    sinks: BTreeMap<u64, Sink>,
-}
+/// The channels of a connection.
+pub(crate) type Channels = Numbered<Sink>;
 
 /// Where what comes out of a channel goes.
-struct Sink {
+pub(crate) struct Sink {
     said: mpsc::UnboundedSender<Said>,
     room: Arc<Semaphore>,
     /// Bytes that were not read yet: never more than an agent that keeps to the protocol sends.
@@ -153,32 +145,18 @@ impl Drop for Sink {
     }
 }
 
-impl Channels {
-    fn lock(&self) -> MutexGuard<'_, Open> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+impl Sink {
+    /// The connection is gone, and with it the channel.
+    pub(crate) fn lost(self) {
+        let _ = self.said.send(Said::Failed(LOST.to_owned()));
     }
+}
 
-    /// A number for a channel; `None` if the connection has ended.
-    fn begin(&self, sink: Sink) -> Option<u64> {
-        let mut open = self.lock();
-        if open.ended {
-            return None;
-        }
-        open.last += 1;
-        let id = open.last;
-        open.sinks.insert(id, sink);
-        Some(id)
-    }
-
+impl Numbered<Sink> {
     fn read(&self, id: u64, bytes: usize) {
         if let Some(sink) = self.lock().sinks.get_mut(&id) {
             sink.unread = sink.unread.saturating_sub(bytes);
         }
-    }
-
-    /// Forgets a channel; whether it was still open.
-    fn forget(&self, id: u64) -> bool {
-        self.lock().sinks.remove(&id).is_some()
     }
 
     /// Hands on what an agent said; false if it is to close the channel.
@@ -216,15 +194,6 @@ impl Channels {
             open.sinks.remove(&id);
         }
         wanted && !broken
-    }
-
-    /// The connection is gone, and with it every channel.
-    pub(crate) fn end(&self) {
-        let mut open = self.lock();
-        open.ended = true;
-        for (_, sink) in std::mem::take(&mut open.sinks) {
-            let _ = sink.said.send(Said::Failed("the connection to the worker was lost; try again".to_owned()));
-        }
     }
 }
 
@@ -306,7 +275,7 @@ mod tests {
         assert!(channels.put(1, data(1)), "it crossed the end");
         assert!(!writer.end());
         let (channels, writer, mut reader, _sent) = channel();
-        channels.end();
+        channels.end(Sink::lost);
         assert!(matches!(reader.next().await, Some(Said::Failed(why)) if why.contains("was lost")));
         assert!(!writer.data(b"x").await);
     }

@@ -5,8 +5,8 @@
 //! is not durable. Log goes to the keeper of logs by a task of its own, so that a full disk holds up
 //! no event.
 
-use crate::channel::Channels;
-use crate::exec::Execs;
+use crate::channel::{self, Channels};
+use crate::exec::{self, Execs};
 use crate::pings::{Pings, next_ping};
 use crate::roster::{Durable, Hello, Link, Sender, Site, Worker, Workers, rank_ends, with_peers};
 use crate::unix_ms;
@@ -97,8 +97,8 @@ async fn serve<S: Site, T: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
                 let ping = ping.map(|every| Pings::new(id, every));
                 converse(&shared, (hello.key, hello.up), &mut lines, sender, closed, (&execs, &channels, ping)).await;
                 leave(&shared, hello.key, id);
-                execs.end();
-                channels.end();
+                execs.end(exec::Sink::lost);
+                channels.end(channel::Sink::lost);
             }
             // It comes again, to whoever decides.
             Err(Refusal::Unknown(_)) if !decides(&shared).await => drop(sender),

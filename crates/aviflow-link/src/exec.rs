@@ -1,13 +1,13 @@
 //! Commands inside workers, and their output.
 
+use crate::numbered::{LOST, Numbered};
 use crate::roster::{Site, Workers};
 use aviflow_agent::protocol::{ExecOutput, MAX_LINE, ToAgent};
 use aviflow_core::model::JobId;
 use aviflow_engine::telemetry::StreamKey;
 use base64::Engine;
-use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::mpsc;
 
 /// Leaves room in a message for what JSON adds.
@@ -128,46 +128,24 @@ impl Drop for ExecStream {
     }
 }
 
-/// Commands that run inside a worker, by their numbers.
-#[derive(Default)]
-pub(crate) struct Execs(Mutex<Running>);
-
-#[derive(Default)]
-struct Running {
-    last: u64,
-    ended: bool,
-    sinks: BTreeMap<u64, Sink>,
-}
+/// Commands that run inside a worker.
+pub(crate) type Execs = Numbered<Sink>;
 
 /// Where a command's output goes.
 pub(crate) struct Sink {
-    pub(crate) output: mpsc::UnboundedSender<ExecOutput>,
+    output: mpsc::UnboundedSender<ExecOutput>,
     /// Bytes that were not read yet.
-    pub(crate) waiting: Arc<AtomicUsize>,
+    waiting: Arc<AtomicUsize>,
 }
 
-impl Execs {
-    fn lock(&self) -> MutexGuard<'_, Running> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+impl Sink {
+    /// The connection is gone, and with it the command.
+    pub(crate) fn lost(self) {
+        let _ = self.output.send(ExecOutput::Failed(LOST.to_owned()));
     }
+}
 
-    /// A number for a command; `None` if the connection has ended.
-    pub(crate) fn begin(&self, sink: Sink) -> Option<u64> {
-        let mut running = self.lock();
-        if running.ended {
-            return None;
-        }
-        running.last += 1;
-        let id = running.last;
-        running.sinks.insert(id, sink);
-        Some(id)
-    }
-
-    /// Forgets a command; whether it was still running.
-    pub(crate) fn forget(&self, id: u64) -> bool {
-        self.lock().sinks.remove(&id).is_some()
-    }
-
+impl Numbered<Sink> {
     /// Hands on output; false if nobody wants it any more.
     pub(crate) fn put(&self, id: u64, output: ExecOutput) -> bool {
         let mut running = self.lock();
@@ -191,15 +169,5 @@ impl Execs {
             running.sinks.remove(&id);
         }
         wanted || last
-    }
-
-    /// The connection is gone, and with it every command.
-    pub(crate) fn end(&self) {
-        let mut running = self.lock();
-        running.ended = true;
-        for (_, sink) in std::mem::take(&mut running.sinks) {
-            let reason = "the connection to the worker was lost; try again".to_owned();
-            let _ = sink.output.send(ExecOutput::Failed(reason));
-        }
     }
 }

@@ -12,6 +12,7 @@
 //! | `pings` | signs of life, and what they prove |
 //! | [`exec`] | commands inside workers |
 //! | [`channel`] | terminals, TCP connections and stacks of workers |
+//! | `numbered` | what these two share: what goes on over a connection, by its number |
 //!
 //! Invariant: one lock guards the roster; it is never held while something is reported, written or
 //! waited for.
@@ -19,6 +20,7 @@
 pub mod channel;
 pub mod conversation;
 pub mod exec;
+mod numbered;
 mod pings;
 pub mod roster;
 

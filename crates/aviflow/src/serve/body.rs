@@ -162,20 +162,23 @@ pub(super) fn stdin(exec: &Exec) -> Result<Vec<u8>, ExecRefusal> {
 /// Output of a command as the server hands it on.
 pub(super) fn frames(mut stream: ExecStream, runtime: &Handle) -> mpsc::Receiver<ExecFrame> {
     let (sender, receiver) = mpsc::channel(FRAMES);
-    runtime.spawn(async move {
-        loop {
-            // Somebody who went away ends the command: dropping the stream kills it.
-            let output = tokio::select! {
-                output = stream.next() => output,
-                () = sender.closed() => None,
-            };
-            let Some(output) = output else { break };
-            if sender.send(frame(output)).await.is_err() {
-                break;
-            }
-        }
-    });
+    runtime.spawn(hand_over(async move || stream.next().await.map(frame), sender));
     receiver
+}
+
+/// Hands on what comes until there is no more of it. Somebody who went away ends what it comes of: that is dropped
+/// then.
+pub(super) async fn hand_over<T>(mut next: impl AsyncFnMut() -> Option<T>, to: mpsc::Sender<T>) {
+    loop {
+        let one = tokio::select! {
+            one = next() => one,
+            () = to.closed() => None,
+        };
+        let Some(one) = one else { break };
+        if to.send(one).await.is_err() {
+            break;
+        }
+    }
 }
 
 fn frame(output: ExecOutput) -> ExecFrame {

@@ -1,5 +1,6 @@
 //! Channels into workers, as the server asks for them; the same for both bodies.
 
+use super::body::hand_over;
 use aviflow_agent::protocol::Channel;
 use aviflow_agent::protocol::channel::Size;
 use aviflow_api::rest::{ChannelFrame, ChannelInput, ChannelTo, TerminalSize, WorkerStacks};
@@ -48,19 +49,7 @@ pub fn opening(opened: Opened, runtime: &Handle) -> Result<Opening, ExecRefusal>
             }
         }
     });
-    runtime.spawn(async move {
-        loop {
-            // Somebody who went away closes the channel: dropping the reader does.
-            let said = tokio::select! {
-                said = reader.next() => said,
-                () = frames.closed() => None,
-            };
-            let Some(said) = said else { break };
-            if frames.send(frame(said)).await.is_err() {
-                break;
-            }
-        }
-    });
+    runtime.spawn(hand_over(async move || reader.next().await.map(frame), frames));
     Ok(Opening { input, output })
 }
 

@@ -361,7 +361,7 @@ impl Mirror {
                         if known.status != written {
                             let _ = self.events.send(Tell::NotTaken(regarding(&name, known), reason, message));
                         }
-                        self.write(&name, &status, written);
+                        self.write(&name, status, written);
                     }
                 }
             }
@@ -369,13 +369,12 @@ impl Mirror {
     }
 
     /// Writes a status, if it is new, to an object that is not being written.
-    fn write(&mut self, name: &Name, status: &TrainingJobStatus, written: Written) {
+    fn write(&mut self, name: &Name, status: TrainingJobStatus, written: Written) {
         let Some(known) = self.objects.get_mut(name) else { return };
         if known.status == written {
             return;
         }
-        let first = known.status.is_nothing().then(|| (known.version, json!(status)));
-        let write = Write { patch: status::patch(status), first };
+        let write = Write { status, first: known.status.is_nothing().then_some(known.version) };
         known.status = written;
         known.written = Some(Instant::now());
         self.busy.insert(name.clone());
@@ -556,7 +555,7 @@ impl Mirror {
         if (known.status.phase, known.status.attempt) != (written.phase, written.attempt) {
             let _ = self.events.send(Tell::Changed(shown.job.id, regarding(name, known)));
         }
-        self.write(name, &status, written);
+        self.write(name, status, written);
         true
     }
 }

@@ -1,17 +1,18 @@
 //! The mirror's requests: each is sent until it is answered, and reads of the answer what is needed.
 
-use super::Name;
+use super::{Name, status};
 use crate::api::{Refused, insist, persist};
 use crate::names;
 use crate::object;
 use crate::pod::Owner;
+use aviflow_api::crd::TrainingJobStatus;
 use aviflow_api::spec::ObjectRef;
 use aviflow_engine::ports::JobRecord;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::core::{DynamicObject, Request};
 use kube::{Api, Client, Resource as _};
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::sync::Semaphore;
 
 /// Puts the finalizer on an object that lacks it; admission has put it there already, as a rule.
@@ -28,11 +29,10 @@ pub(super) async fn mark(api: &Api<DynamicObject>, object: &DynamicObject, write
 
 /// A status that is to be written.
 pub(super) struct Write {
-    /// As it is written over whatever there is.
-    pub(super) patch: Value,
-    /// As the first that an object of this version gets: there is nothing to be merged with, which is half a
-    /// millisecond of the apiserver's.
-    pub(super) first: Option<(u64, Value)>,
+    pub(super) status: TrainingJobStatus,
+    /// The version of an object that gets its first: there is nothing to be merged with, which saves the apiserver the
+    /// merging.
+    pub(super) first: Option<u64>,
 }
 
 /// Writes a status and returns the version that the object has by it. Of the answer only that is read.
@@ -41,19 +41,20 @@ pub(super) struct Write {
 /// If the object is gone.
 pub(super) async fn write_status(client: &Client, name: &Name, write: &Write) -> Result<u64, Refused> {
     let request = || Request::new(DynamicObject::url_path(&object::resource(), Some(&name.0)));
-    if let Some((version, status)) = &write.first {
+    if let Some(version) = write.first {
         let metadata = json!({"namespace": name.0, "name": name.1, "resourceVersion": version.to_string()});
         let types = object::resource();
-        let whole =
-            json!({"apiVersion": types.api_version, "kind": types.kind, "metadata": metadata, "status": status});
+        let whole = json!({
+            "apiVersion": types.api_version, "kind": types.kind, "metadata": metadata, "status": write.status,
+        });
         let put = request().replace_subresource("status", &name.1, &PostParams::default(), whole.to_string().into());
         // One that is another by now gets what is written over anything.
         if let Ok(version) = send(client, put).await {
             return Ok(version);
         }
     }
-    let how = PatchParams::default();
-    insist(|| send(client, request().patch_subresource("status", &name.1, &how, &Patch::Merge(&write.patch)))).await
+    let (how, patch) = (PatchParams::default(), Patch::Merge(status::patch(&write.status)));
+    insist(|| send(client, request().patch_subresource("status", &name.1, &how, &patch))).await
 }
 
 async fn send(

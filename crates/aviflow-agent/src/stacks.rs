@@ -38,7 +38,7 @@ const LOOK_MS: u64 = 10;
 /// Processes that are told at most.
 const MOST: usize = 256;
 
-/// Bytes of a process's stacks that are read. Python itself says at most 100 frames of 100 threads.
+/// Bytes of a process's stacks that are read. Python itself says at most 100 frames.
 const DUMP: u64 = 256 << 10;
 
 /// Bytes of a command line that are told.

@@ -19,6 +19,7 @@ use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
+use std::str::SplitAsciiWhitespace;
 use std::time::Duration;
 
 /// The mark of a worker's processes: `JOBID.ATTEMPT.WORKER@` and 16 digits of the token's SHA-256.
@@ -95,8 +96,7 @@ fn overlooks(e: &io::Error) -> bool {
 
 /// A process that lives. A zombie does not, unless only its first thread has ended.
 fn parse(pid: Pid, stat: &str) -> Option<Process> {
-    // The name is in parentheses and may hold anything, parentheses too.
-    let mut fields = stat[stat.rfind(')')? + 1..].split_ascii_whitespace();
+    let mut fields = fields(stat)?;
     let dead = matches!(fields.next()?, "Z" | "X" | "x");
     let mut number = || fields.next()?.parse().ok();
     let process = Process { pid, parent: number()?, group: number()?, session: number()? };
@@ -109,7 +109,13 @@ fn parse(pid: Pid, stat: &str) -> Option<Process> {
 pub fn start_time(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     parse(pid.cast_signed(), &stat)?;
-    stat[stat.rfind(')')? + 1..].split_ascii_whitespace().nth(19)?.parse().ok()
+    fields(&stat)?.nth(19)?.parse().ok()
+}
+
+/// The fields of a process's or thread's `stat` (proc(5)) from the third on, which is its state.
+pub(crate) fn fields(stat: &str) -> Option<SplitAsciiWhitespace<'_>> {
+    // The name is in parentheses and may hold anything, parentheses too.
+    Some(stat[stat.rfind(')')? + 1..].split_ascii_whitespace())
 }
 
 /// Kills every process that carries a worker's mark, with its descendants, and gives their number, which is not

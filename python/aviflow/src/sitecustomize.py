@@ -1,7 +1,7 @@
 """Lets every Python of a job tell its stacks, for `aviflow stacks` and for who looks why a training hangs.
 
 Python imports this before a program, from the folder of the hooks on `PYTHONPATH`. It registers `faulthandler`,
-which then writes the stacks of all threads into a file on a signal: in C, without the interpreter's lock, so also
+which then writes the stack of the main thread into a file on a signal: in C, without the interpreter's lock, so also
 where the process hangs. The agent reads the file from outside, and signals only processes that have it open; see
 `stacks` in crates/aviflow-agent. A training never fails because of what happens here.
 

@@ -27,7 +27,7 @@ pub struct ProcessStacks {
     pub main: bool,
     /// Its command line, cut at a few hundred bytes.
     pub command: String,
-    /// The stacks of its Python, main thread first; none if it has none, or did not answer (`note` says which).
+    /// The stack of its Python's main thread; none if it has none, or did not answer (`note` says which).
     pub python: Vec<PythonThread>,
     /// A short hash of what the main thread of Python is doing, the same wherever it does the same.
     pub signature: Option<String>,

@@ -1,6 +1,7 @@
 //! What the kernel says about the threads of a process, in `/proc` (proc(5)).
 
 use crate::protocol::stacks::Threads;
+use crate::sweep;
 use crate::sys::Pid;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -57,7 +58,7 @@ fn tids(pid: Pid) -> Vec<Pid> {
 fn thread(pid: Pid, tid: Pid) -> Option<(String, Threads)> {
     let read = |file: &str| fs::read_to_string(format!("/proc/{pid}/task/{tid}/{file}"));
     let stat = read("stat").ok()?;
-    let state = stat[stat.rfind(')')? + 1..].split_ascii_whitespace().next()?.to_owned();
+    let state = sweep::fields(&stat)?.next()?.to_owned();
     let wait = read("wchan").ok().filter(|name| !name.is_empty() && name != "0");
     let call = read("syscall").ok().and_then(|text| call(&text));
     let kernel = read("stack").map(|text| kernel(&text)).unwrap_or_default();

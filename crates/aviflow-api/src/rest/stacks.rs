@@ -79,7 +79,7 @@ pub struct ProcessStacks {
     pub main: bool,
     /// The beginning of its command line.
     pub command: String,
-    /// The stacks of its Python, main thread first.
+    /// The stack of its Python's main thread.
     pub python: Vec<StackPython>,
     /// 16 hexadecimal digits that are the same for all whose main thread does the same: of the SHA-256 of its frames,
     /// each as `FILE:LINE FUNCTION` and a newline.

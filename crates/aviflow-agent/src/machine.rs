@@ -470,6 +470,7 @@ impl Machine {
             reason: self.reason.clone(),
             last_step: self.training.highest_step(),
             log_end,
+            port: 0,
         }
     }
 

@@ -30,7 +30,7 @@
 //! |---|---|
 //! | 1 | all but the following |
 //! | 2 | [`ToAgent::Refused`], [`Event::Leaving`] |
-//! | 3 | [`ToAgent::Open`], [`ToAgent::Put`], [`FromAgent::Channel`], [`RankEnd::fault`] and that of [`Event::RankExited`], the GPUs of the hello |
+//! | 3 | [`ToAgent::Open`], [`ToAgent::Put`], [`FromAgent::Channel`], [`FromAgent::Sign`], [`RankEnd::fault`] and that of [`Event::RankExited`], the GPUs of the hello, [`Ended::port`], [`ToAgent::Stop`]'s epoch |
 //!
 //! TLS is beneath all this and of no version: agents that were launched with an authority speak within it, those of
 //! before without, and the control plane takes both on one port.
@@ -44,8 +44,10 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 pub mod channel;
+pub mod sign;
 pub mod stacks;
 pub use channel::{CHANNELS, Channel, ChannelInput, ChannelOutput};
+pub use sign::Sign;
 
 /// The version of this protocol.
 pub const PROTOCOL: u32 = 3;
@@ -235,6 +237,16 @@ pub enum FromAgent {
         /// What the hooks or the output said.
         progress: Progress,
     },
+    /// What the agent noticed of its training or its node; may be dropped.
+    #[serde(rename_all = "camelCase")]
+    Sign {
+        /// Milliseconds since it happened, at the moment of sending.
+        ago_ms: u64,
+        /// The epoch.
+        epoch: u32,
+        /// What.
+        sign: Sign,
+    },
     /// A piece of the log stream, as text: always whole lines.
     #[serde(rename_all = "camelCase")]
     Log {
@@ -367,6 +379,9 @@ pub struct Ended {
     pub last_step: Option<u64>,
     /// The offset one past the last byte of log.
     pub log_end: u64,
+    /// A port that was free here a moment ago, for rank 0 of another epoch; 0 where none was looked for.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub port: u16,
 }
 
 /// JSON's keys are text, and serde does not turn them back into numbers inside a tagged message.
@@ -494,6 +509,10 @@ pub enum ToAgent {
         grace_ms: u64,
         /// Why.
         reason: String,
+        /// The epoch whose ranks are to end: those of a later one are not meant. 0 from a control plane that means
+        /// whatever runs.
+        #[serde(default, skip_serializing_if = "is_zero")]
+        epoch: u32,
     },
     /// Every event up to and with this number is durable.
     #[serde(rename_all = "camelCase")]

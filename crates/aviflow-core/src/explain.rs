@@ -1,5 +1,6 @@
 //! The words for verdicts, failures and moments. One sentence each, with numbers.
 
+use crate::health::{Finding, News};
 use crate::lifecycle::{Moment, MomentKind};
 use crate::model::{Cause, Ending, EvictionCause, Failure, NODE_LEVEL, NodeId, Snapshot, TurnedOut};
 use crate::schedule::{Constraint, Sooner};
@@ -316,6 +317,7 @@ pub fn moment(moment: &Moment, names: &dyn NodeNames) -> String {
             let node = names.node_name(*node);
             format!("the cluster asks worker {worker} on {node} to leave: {reason}; the gang is suspended")
         }
+        MomentKind::Found { news } => found(news),
         MomentKind::RequeueAsked { rank } => format!("rank {rank} asked to be queued again (exit code 75)"),
         MomentKind::QueuedAgain { not_before } => match not_before {
             Some(t) => format!("queued again, not before {} from now", t.since(moment.at)),
@@ -324,6 +326,22 @@ pub fn moment(moment: &Moment, names: &dyn NodeNames) -> String {
         MomentKind::Succeeded => "succeeded".to_owned(),
         MomentKind::Failed { failure: f } => format!("failed: {}", failure(f, names)),
         MomentKind::Cancelled { by } => format!("cancelled by {by}"),
+    }
+}
+
+/// What the watch over a gang says.
+fn found(news: &News) -> String {
+    let what = |finding: &Finding| {
+        let rank = finding.rank.map(|rank| format!(" of rank {rank}")).unwrap_or_default();
+        let because = finding.because.map(|because| format!(" ({})", because.words())).unwrap_or_default();
+        let detail = if finding.detail.is_empty() { String::new() } else { format!(": {}", finding.detail) };
+        format!("{}{rank}{because}{detail}", finding.kind)
+    };
+    match news {
+        News::TakeStacks => "stacks of all ranks are taken".to_owned(),
+        News::Suspected(finding) => format!("suspected {}", what(finding)),
+        News::Found(finding) => format!("found {}", what(finding)),
+        News::Over(kind) => format!("{kind} is over"),
     }
 }
 

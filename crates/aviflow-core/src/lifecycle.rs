@@ -20,6 +20,7 @@ pub use advance::{Advance, advance, set_condition};
 pub use moment::{Moment, MomentKind};
 
 use crate::gpus::GpuSet;
+use crate::health::News;
 use crate::ledger::GpuState;
 use crate::model::{
     Address, Cause, Claim, Ending, Eviction, EvictionCause, Failure, Gang, Intent, Job, JobId, Phase, Placement,
@@ -132,6 +133,15 @@ pub enum Event {
         worker: u32,
         /// What.
         event: WorkerEvent,
+    },
+    /// The watch over its gang found something wrong, or says what it suspects.
+    Found {
+        /// The attempt.
+        attempt: u32,
+        /// The epoch.
+        epoch: u32,
+        /// What.
+        news: News,
     },
 }
 
@@ -389,6 +399,13 @@ pub fn step(mut job: Job, event: &Event, at: Time, now: Time) -> (Job, Vec<Effec
             });
             if fits {
                 worker::step(&mut job, *worker as usize, event, at, now, &mut fx);
+            }
+        }
+        Event::Found { attempt, epoch, news } => {
+            if let Phase::Running(gang) = &job.phase
+                && (gang.attempt, gang.epoch) == (*attempt, *epoch)
+            {
+                fx.push(Effect::Moment(MomentKind::Found { news: news.clone() }));
             }
         }
     }

@@ -201,8 +201,20 @@ pub enum Observation {
         /// What.
         event: WorkerEvent,
     },
+    /// The watch over a gang found something: [`News::Suspected`], [`News::Found`] or [`News::Over`].
+    Found {
+        /// The job.
+        job: JobId,
+        /// The attempt.
+        attempt: u32,
+        /// The epoch.
+        epoch: u32,
+        /// What.
+        news: News,
+    },
 }
 
+pub use aviflow_core::health::News;
 pub use aviflow_core::lifecycle::WorkerEvent;
 
 /// A job as submitted: never changed.

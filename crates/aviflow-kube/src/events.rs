@@ -105,6 +105,7 @@ pub fn word(kind: &MomentKind, attempt: u32) -> Option<(&'static str, bool)> {
         | MomentKind::DependencyMet { .. }
         | MomentKind::Cancelling { .. }
         | MomentKind::RequeueAsked { .. }
+        | MomentKind::Found { .. }
         // What happened before was told by whoever lost it.
         | MomentKind::Rebuilt => None,
     }

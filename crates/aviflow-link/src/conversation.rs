@@ -342,6 +342,8 @@ async fn converse<S: Site, T: AsyncRead>(
                     dropped.store(true, Ordering::Relaxed);
                 }
             }
+            // Nobody listens to them yet.
+            Ok(Some(FromAgent::Sign { .. })) => {}
             Ok(Some(FromAgent::Exec { id, output })) => {
                 if !execs.put(id, output) {
                     acks.send(ToAgent::ExecKill { id });

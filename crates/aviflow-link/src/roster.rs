@@ -408,7 +408,7 @@ impl<S: Site> Workers<S> {
     ) {
         for (key, worker) in self.lock().of_attempt(job, attempt) {
             let grace_ms = u64::try_from(grace.0).unwrap_or(0);
-            let stop = ToAgent::Stop { term: term.0, grace_ms, reason: reason.to_owned() };
+            let stop = ToAgent::Stop { term: term.0, grace_ms, reason: reason.to_owned(), epoch: 0 };
             worker.send(stop.clone());
             worker.stop = Some(stop);
             each(*key, worker);

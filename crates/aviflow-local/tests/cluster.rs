@@ -28,7 +28,7 @@ fn body(home: &Path) -> Body {
 }
 
 fn ended(log_end: u64) -> Ended {
-    Ended { epoch: 1, at_unix_ms: 0, ranks: BTreeMap::new(), reason: None, last_step: Some(9), log_end }
+    Ended { epoch: 1, at_unix_ms: 0, ranks: BTreeMap::new(), reason: None, last_step: Some(9), log_end, port: 0 }
 }
 
 /// The agents of a worker and what they started: whoever inherited its lock.

@@ -84,7 +84,8 @@ fn ended_agents_that_nobody_wants_ship_their_log_first() {
         drop(first.agent(job, 0));
     }
     let (telemetry, _) = first.crash();
-    let ended = Ended { epoch: 1, at_unix_ms: 0, ranks: BTreeMap::new(), reason: None, last_step: None, log_end: 4 };
+    let ended =
+        Ended { epoch: 1, at_unix_ms: 0, ranks: BTreeMap::new(), reason: None, last_step: None, log_end: 4, port: 0 };
     for folder in &folders {
         fs::write(folder.join(files::ENDED), serde_json::to_vec(&ended).unwrap()).unwrap();
     }

@@ -66,8 +66,10 @@ impl Machine {
                 }
                 self.start(term, Launch { epoch, master_host, master_port, best_step }, now, out);
             }
-            ToAgent::Stop { term, grace_ms, reason } => {
-                if self.accepts(term, "stop", out) {
+            ToAgent::Stop { term, grace_ms, reason, epoch } => {
+                // Ranks that were started since are not meant: the word is older than they are.
+                let meant = epoch == 0 || epoch >= self.epoch;
+                if meant && self.accepts(term, "stop", out) {
                     self.stop(grace_ms, reason, true, now, out);
                 }
             }

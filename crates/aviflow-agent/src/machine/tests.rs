@@ -30,7 +30,7 @@ fn start_with(term: u64, epoch: u32, peers: Vec<(u32, SocketAddr)>) -> Input {
 }
 
 fn stop(term: u64, grace_ms: u64) -> Input {
-    Input::Message(ToAgent::Stop { term, grace_ms, reason: "preempted".into() })
+    Input::Message(ToAgent::Stop { term, grace_ms, reason: "preempted".into(), epoch: 0 })
 }
 
 fn exited(rank: u32, code: i32) -> Input {
@@ -54,6 +54,7 @@ fn words(outputs: &[Output]) -> String {
         Output::Send(FromAgent::Channel { id, output }) => Some(format!("channel({id},{output:?})")),
         Output::Open { id, rank, .. } => Some(format!("open({id},{rank})")),
         Output::Put { id, input } => Some(format!("put({id},{input:?})")),
+        Output::Send(FromAgent::Sign { sign, .. }) => Some(format!("sign({sign:?})")),
         Output::Send(FromAgent::Pong { n }) => Some(format!("pong({n})")),
         Output::Ask { peers, within_ms } => Some(format!("ask({},{within_ms})", peers.len())),
         Output::Send(FromAgent::Log { .. }) => Some("log".into()),

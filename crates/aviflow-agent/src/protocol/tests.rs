@@ -5,8 +5,15 @@ use serde::de::DeserializeOwned;
 fn an_end_comes_over_the_wire() {
     let end =
         RankEnd { code: 137, signal: Some(9), stopping: true, before_ms: 3, last_lines: vec!["x".into()], fault: None };
-    let ended =
-        Ended { epoch: 1, at_unix_ms: 2, ranks: [(12, end)].into(), reason: None, last_step: Some(4), log_end: 5 };
+    let ended = Ended {
+        epoch: 1,
+        at_unix_ms: 2,
+        ranks: [(12, end)].into(),
+        reason: None,
+        last_step: Some(4),
+        log_end: 5,
+        port: 0,
+    };
     let message = FromAgent::Event { seq: 1, ago_ms: 0, epoch: 1, event: Event::Ended { ended: ended.clone() } };
     let line = wire::line(&message);
     assert_eq!(wire::parse::<FromAgent>(line.trim_ascii_end()), Ok(message));
@@ -54,7 +61,8 @@ fn earlier_versions_are_understood_and_later_ones_too() {
             | FromAgent::Progress { .. }
             | FromAgent::Log { .. }
             | FromAgent::Exec { .. }
-            | FromAgent::Channel { .. } => {}
+            | FromAgent::Channel { .. }
+            | FromAgent::Sign { .. } => {}
         }
     }
     for line in OLD_CONTROL {

@@ -182,7 +182,7 @@ impl World {
     }
 
     pub fn stop(&mut self, grace_ms: u64) {
-        self.send(&ToAgent::Stop { term: 1, grace_ms, reason: "a person".into() });
+        self.send(&ToAgent::Stop { term: 1, grace_ms, reason: "a person".into(), epoch: 0 });
     }
 
     /// The next message; none at the end of the connection.

@@ -1,6 +1,7 @@
 //! What happened to a job, for its timeline.
 
 use super::Change;
+use crate::health::News;
 use crate::model::{Ending, EvictionCause, Failure, JobId, JobKey, NodeId};
 use crate::time::Time;
 use serde::{Deserialize, Serialize};
@@ -50,6 +51,7 @@ pub enum MomentKind {
     Refused { worker: u32, node: NodeId, reason: String },
     AskedToLeave { worker: u32, node: NodeId, reason: String },
     RequeueAsked { rank: u32 },
+    Found { news: News },
     QueuedAgain { not_before: Option<Time> },
     Succeeded,
     Failed { failure: Failure },

@@ -102,6 +102,10 @@ impl<S: Store> Engine<S> {
                 let event = Event::Worker { attempt: *attempt, epoch: *epoch, worker: *worker, event: event.clone() };
                 self.advance(*job, &event, at, work);
             }
+            Observation::Found { job, attempt, epoch, news } => {
+                let event = Event::Found { attempt: *attempt, epoch: *epoch, news: news.clone() };
+                self.advance(*job, &event, self.now, work);
+            }
         }
     }
 

@@ -111,6 +111,7 @@ fn what(kind: &MomentKind) -> Option<String> {
         | MomentKind::NeverReady { .. }
         | MomentKind::Refused { .. }
         | MomentKind::RequeueAsked { .. }
+        | MomentKind::Found { .. }
         | MomentKind::QueuedAgain { .. }
         | MomentKind::Succeeded
         | MomentKind::Failed { .. }

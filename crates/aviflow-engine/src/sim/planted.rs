@@ -152,7 +152,8 @@ impl Planted {
             }
             // It would never come to anything.
             Event::DependencyEnded { job, .. } if self.has(Bug::TellsNobodyOfEnds) => *job = JobId(0),
-            Event::Suspend { .. }
+            Event::Found { .. }
+            | Event::Suspend { .. }
             | Event::Claim { .. }
             | Event::Unclaim { .. }
             | Event::Evict { .. }

@@ -44,7 +44,8 @@ impl Said {
             | Observation::NodeHealth { .. }
             | Observation::EnvironmentReady { .. }
             | Observation::EnvironmentFailed { .. }
-            | Observation::Worker { .. } => {}
+            | Observation::Worker { .. }
+            | Observation::Found { .. } => {}
         }
     }
 }

@@ -182,6 +182,8 @@ struct Known {
 pub struct Checkpoints {
     gpus: u32,
     known: BTreeMap<String, Known>,
+    /// Those that are gone: a mount that blinks shows them again as they were.
+    gone: BTreeMap<String, Known>,
     /// Inodes of what had a temporary name.
     temporary: BTreeSet<u64>,
     looked: bool,
@@ -209,13 +211,17 @@ impl Checkpoints {
             sightings.push(Sighting { phase, step, path: path.to_owned(), changed });
         };
         for (path, (found, print)) in &found {
-            let known = self.known.entry(path.clone()).or_insert_with(|| Known {
-                step: found.step,
-                print: Print::default(),
-                since: now,
-                told: first,
-                begun: first,
-                ever: first,
+            let before = self.gone.remove(path);
+            let known = self.known.entry(path.clone()).or_insert_with(|| {
+                let as_it_was = before.filter(|before| before.ever && before.print == *print);
+                as_it_was.unwrap_or_else(|| Known {
+                    step: found.step,
+                    print: Print::default(),
+                    since: now,
+                    told: first,
+                    begun: first,
+                    ever: first,
+                })
             });
             if known.print != *print {
                 // Written anew: what was told is no more. That files go, or are renamed, says nothing.
@@ -274,7 +280,12 @@ impl Checkpoints {
             let elsewhere = found.values().any(|(found, _)| found.step == known.step);
             if known.begun && !known.ever && !elsewhere {
                 sightings.push(Sighting { phase: Phase::Failed, step: known.step, path, changed: 0 });
+            } else {
+                self.gone.insert(path, known);
             }
+        }
+        while self.gone.len() > KEPT {
+            self.gone.pop_first();
         }
         while self.known.len() > KEPT {
             self.known.pop_first();

@@ -191,6 +191,28 @@ fn torch_distributed_checkpoint() {
 }
 
 #[test]
+fn what_was_away_for_a_while_is_not_new() {
+    let save = [
+        Mkdir("step_7"),
+        Open("step_7/__0_0.distcp"),
+        Write("step_7/__0_0.distcp", "weights"),
+        Open("step_7/.metadata"),
+        Write("step_7/.metadata", "pickle."),
+    ];
+    let (mut disk, mut seen) = (Disk::new(), Checkpoints::new(1));
+    save.iter().for_each(|op| disk.run(*op));
+    assert_eq!(seen.look(&disk.listing(), 0, false), [], "it was there before");
+    assert_eq!(seen.look(&[], 10_000, false), [], "its mount is away");
+    assert_eq!(seen.look(&disk.listing(), 20_000, false), []);
+    // One that was removed and is written again is.
+    let removed = [Remove("step_7/__0_0.distcp"), Remove("step_7/.metadata"), Remove("step_7")];
+    assert_eq!(
+        watch(&mut disk, &mut seen, &[&removed[..], &save].concat(), 100).last().map(String::as_str),
+        Some("complete 7 step_7")
+    );
+}
+
+#[test]
 fn a_folder_that_is_written_again_is_not_complete_meanwhile() {
     check(
         2,

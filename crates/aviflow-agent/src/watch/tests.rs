@@ -100,6 +100,35 @@ fn a_folder_is_listed_without_links_and_with_the_text_that_tells() {
 }
 
 #[test]
+fn what_cannot_be_read_now_voids_the_whole_look() {
+    // No error is as easily had, also by root: a path that is longer than the 4095 bytes that the kernel takes.
+    let folder = tempfile::tempdir().expect("a folder");
+    let outer = folder.path().join("a");
+    let mut deep = outer.clone();
+    while deep.as_os_str().len() < 3649 {
+        deep.push("x".repeat(249));
+    }
+    deep.push("x".repeat(3899 - deep.as_os_str().len()));
+    for inside in ["checkpoint-1", "lost+found/checkpoint-2"] {
+        fs::create_dir_all(deep.join(inside)).expect("a folder");
+    }
+    fs::write(deep.join("latest"), "global_step5").expect("written");
+    // The names that are listed where all above is so much longer.
+    let listed = |longer: usize| {
+        let long = folder.path().join("a".repeat(1 + longer));
+        fs::rename(&outer, &long).expect("renamed");
+        let seen = list::list(&long.join(deep.strip_prefix(&outer).expect("below")));
+        fs::rename(&long, &outer).expect("renamed");
+        seen.map(|list| list.into_iter().map(|node| node.name).collect::<Vec<_>>())
+    };
+    let names = |names: &[&str]| Some(names.iter().map(|name| (*name).to_owned()).collect());
+    assert_eq!(listed(1), names(&["checkpoint-1", "latest", "lost+found"]));
+    assert_eq!(listed(184), None, "the first of them is hidden");
+    fs::remove_dir(deep.join("checkpoint-1")).expect("removed");
+    assert_eq!(listed(184), names(&["latest", "lost+found"]), "what a file system keeps for itself is not looked into");
+}
+
+#[test]
 fn too_large_a_folder_is_left() {
     let folder = tempfile::tempdir().expect("a folder");
     for n in 0..=list::MOST {

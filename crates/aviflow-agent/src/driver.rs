@@ -16,7 +16,7 @@ use crate::pinned::Pinned;
 use crate::protocol::{ChannelInput, FromAgent, LOG_CHUNK, WorkerSpec, files};
 use crate::ranks::{Lines, Now, Ranks};
 use crate::spool::{self, Spool};
-use crate::stacks::Dump;
+use crate::stacks::collect::Collector;
 use crate::sys::{self, Poll, Signals};
 use crate::watch::{self, Places, Watch};
 use crate::wiring::{self, Launch};
@@ -74,8 +74,8 @@ struct Driver {
     ranks: Ranks,
     commands: Commands,
     channels: Channels,
-    /// Stacks that are being collected, by the channel that they are for.
-    dumps: BTreeMap<u64, Dump>,
+    /// Stacks that are being collected, and the channels that they are for.
+    stacks: Collector,
     /// As many terminals as the ranks were told of.
     terminals: usize,
     spool: Spool<spool::Folder>,
@@ -148,7 +148,7 @@ impl Driver {
             ranks: Ranks::default(),
             commands: Commands::default(),
             channels: Channels::default(),
-            dumps: BTreeMap::new(),
+            stacks: Collector::default(),
             terminals: 0,
             spool,
             lines: Lines::default(),
@@ -243,6 +243,7 @@ impl Driver {
         let slow = self.link.waiting() > PROGRESS_WAITS;
         self.commands.watch(poll, slow);
         self.channels.watch(poll, slow);
+        self.stacks.watch(poll);
         if let Some(watch) = &mut self.watch {
             watch.watch(poll);
         }
@@ -253,8 +254,7 @@ impl Driver {
         let alive = self.machine.shows_life().then_some(self.touched + ALIVE_MS);
         let (ranks, hooks, peers) = (self.ranks.due(), self.hooks.due(), self.peers.due());
         let first_look = self.first_look.as_ref().map(|(until, _)| *until);
-        let dumps = self.dumps.values().map(Dump::due).min();
-        let looks = [first_look, self.last_look, dumps];
+        let looks = [first_look, self.last_look, self.stacks.due()];
         let timers = [self.machine.next_timer(), self.link.due(), ranks, hooks, peers, alive];
         let timers = timers.into_iter().chain(looks);
         let next = timers.flatten().min()?;
@@ -269,7 +269,7 @@ impl Driver {
         self.look(poll);
         self.commands.read(poll, |id, output| self.inputs.push_back(Input::Exec { id, output }));
         self.channels.turn(poll, |id, output| self.inputs.push_back(Input::Channel { id, output }));
-        self.look_at_dumps();
+        self.tell_stacks(poll);
         if self.link.ready(poll) && !self.link.receive(|message| self.inputs.push_back(Input::Message(message))) {
             self.disconnect();
         }
@@ -419,14 +419,14 @@ impl Driver {
                 self.commands.kill(None);
                 let inputs = &mut self.inputs;
                 self.channels.close(|id, output| inputs.push_back(Input::Channel { id, output }));
-                for id in std::mem::take(&mut self.dumps).into_keys() {
+                for id in self.stacks.forget_all() {
                     self.refuse(id, OVER.to_owned());
                 }
             }
             Output::Open { id, rank, channel } => self.open(id, rank, channel),
             Output::Put { id, input } => {
                 if matches!(input, ChannelInput::Close) {
-                    self.dumps.remove(&id);
+                    self.stacks.forget(id);
                 }
                 self.channels.put(id, input, |id, output| self.inputs.push_back(Input::Channel { id, output }));
             }
@@ -504,10 +504,11 @@ impl Driver {
 
     fn sweep(&mut self, signal: Option<Signal>) {
         self.reap();
-        let (mut found, mut unsure) = self.processes();
+        let me = sys::getpid();
+        let (mut found, mut unsure) = sweep::below(me);
         if found.is_empty() && !unsure {
-            // One may have forked while it was looked for.
-            (found, unsure) = self.processes();
+            // One may have forked while it was looked for. The memory of those that hang must not be read; now none is left.
+            (found, unsure) = sweep::look(&self.mark, &[me], &[me]);
         }
         for process in &found {
             match signal {
@@ -530,11 +531,6 @@ impl Driver {
             }
         }
         self.swept(left);
-    }
-
-    fn processes(&self) -> (Vec<sweep::Process>, bool) {
-        let me = sys::getpid();
-        sweep::look(&self.mark, &[me], &[me])
     }
 
     fn write_log(&mut self) {

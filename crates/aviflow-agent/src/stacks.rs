@@ -11,15 +11,21 @@
 //!
 //! A dump is complete once the file has grown, the signal does not wait any more, and no thread blocks it that did
 //! not before: while a handler runs, its thread does.
+//!
+//! Some files of a process that hangs in a driver cannot be read before it goes on ([`careful`]), so all this is done
+//! beside the agent's loop ([`collect`]), once at a time.
 
 use crate::protocol::stacks::{ProcessStacks, WorkerStacks};
 use crate::sweep::Process;
 use crate::sys::{self, Pid};
+use careful::Hanging;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
+mod careful;
+pub mod collect;
 mod kernel;
 mod python;
 
@@ -44,10 +50,14 @@ const DUMP: u64 = 256 << 10;
 /// Bytes of a command line that are told.
 const COMMAND: usize = 300;
 
+/// Why nothing is known of a process but what the kernel says of its threads.
+const HANGS: &str = "its variables and command cannot be read: one of its threads hangs in the kernel, as in a driver";
+
 /// A process that was asked for its stacks.
 struct Asked {
-    /// Its file, as the process has it open.
+    /// Its file, as the process has it open, and where that leads.
     file: PathBuf,
+    target: PathBuf,
     /// The main thread, as it is named in what it says.
     main: String,
     /// Bytes that were in the file before.
@@ -57,34 +67,35 @@ struct Asked {
 }
 
 /// The stacks of a worker while they are collected.
-pub struct Dump {
+struct Dump {
     processes: BTreeMap<Pid, ProcessStacks>,
     asked: BTreeMap<Pid, Asked>,
     omitted: usize,
     /// The worker's folder, to which files are told relative.
     folder: PathBuf,
     until: u64,
-    look_at: u64,
 }
 
 impl Dump {
     /// Asks these processes for their stacks at `now`, of one rank alone if one is named.
-    #[must_use]
-    pub fn begin(found: &[Process], rank: Option<u32>, folder: &Path, now: u64) -> Dump {
-        let variables: Vec<(Process, [Option<u32>; 2])> = found.iter().map(|p| (*p, ranks_of(p.pid))).collect();
+    fn begin(found: &[Process], rank: Option<u32>, folder: &Path, hanging: &Hanging, now: u64) -> Dump {
+        let read = hanging.read(found.iter().map(|p| p.pid).collect(), |pid| (ranks_of(pid), command(pid)));
+        let ranks = |process: &Process| read.get(&process.pid).map(|(ranks, _)| *ranks).unwrap_or_default();
+        let variables: Vec<(Process, [Option<u32>; 2])> = found.iter().map(|p| (*p, ranks(p))).collect();
         // Where a launcher such as torchrun gives numbers, it has none itself.
         let launched = variables.iter().any(|(_, [rank, _])| rank.is_some());
         let rank_of = |[given, own]: [Option<u32>; 2]| if launched { given } else { own };
         let all: BTreeMap<Pid, (Process, Option<u32>)> =
             variables.into_iter().map(|(process, ranks)| (process.pid, (process, rank_of(ranks)))).collect();
-        let wanted = all.values().filter(|(_, of)| rank.is_none() || *of == rank);
+        // Whose variables cannot be read may be of any rank, and is what is looked for.
+        let unread = |process: &Process| !read.contains_key(&process.pid);
+        let wanted = all.values().filter(|(process, of)| rank.is_none() || *of == rank || unread(process));
         let mut dump = Dump {
             processes: BTreeMap::new(),
             asked: BTreeMap::new(),
             omitted: wanted.clone().count().saturating_sub(MOST),
             folder: folder.to_owned(),
             until: now + LIMIT_MS,
-            look_at: now,
         };
         for (process, rank) in wanted.take(MOST) {
             let main = rank.is_some() && all.get(&process.parent).is_none_or(|(_, parents)| parents != rank);
@@ -93,7 +104,8 @@ impl Dump {
                 parent: process.parent.cast_unsigned(),
                 rank: *rank,
                 main,
-                command: command(process.pid),
+                command: read.get(&process.pid).map(|(_, command)| command.clone()).unwrap_or_default(),
+                note: unread(process).then(|| HANGS.to_owned()),
                 ..ProcessStacks::default()
             };
             dump.processes.insert(process.pid, told);
@@ -104,24 +116,21 @@ impl Dump {
         }
         for (pid, told) in &mut dump.processes {
             match registered(*pid) {
-                Some(asked) => {
+                // Looked at last: every moment between this and the signal is one in which it may become another.
+                Some(asked) if asked.is_still_there() && kernel::catches(*pid, SIGNAL) => {
                     sys::kill_main_thread(*pid, SIGNAL);
                     dump.asked.insert(*pid, asked);
                 }
-                None => told.note = Some(silent(*pid).to_owned()),
+                Some(_) | None => {
+                    told.note.get_or_insert_with(|| silent(*pid).to_owned());
+                }
             }
         }
         dump
     }
 
-    /// When to look again.
-    #[must_use]
-    pub const fn due(&self) -> u64 {
-        self.look_at
-    }
-
     /// Looks who has answered; the stacks once nobody is waited for any more.
-    pub fn look(&mut self, now: u64) -> Option<WorkerStacks> {
+    fn look(&mut self, now: u64) -> Option<WorkerStacks> {
         let late = now >= self.until;
         let (processes, folder) = (&mut self.processes, &self.folder);
         self.asked.retain(|pid, asked| {
@@ -136,13 +145,15 @@ impl Dump {
                         told.note = Some(format!("what it said within {} s may be cut off", LIMIT_MS / 1000));
                     }
                 }
-                None if complete || late => told.note = Some(kernel::mute(&told.threads, LIMIT_MS / 1000)),
+                None if complete || late => {
+                    let mute = || kernel::mute(&told.threads, LIMIT_MS / 1000);
+                    told.note.get_or_insert_with(mute);
+                }
                 None => return true,
             }
             false
         });
         if !self.asked.is_empty() {
-            self.look_at = now + LOOK_MS;
             return None;
         }
         let processes = std::mem::take(&mut self.processes).into_values().collect();
@@ -151,6 +162,10 @@ impl Dump {
 }
 
 impl Asked {
+    fn is_still_there(&self) -> bool {
+        fs::read_link(&self.file).is_ok_and(|target| target == self.target)
+    }
+
     fn is_complete(&self, pid: Pid) -> bool {
         let Ok(meta) = fs::metadata(&self.file) else {
             // It has ended, or become another program.
@@ -175,9 +190,6 @@ impl Asked {
 
 /// How to ask a process for its stacks, if it has registered itself.
 fn registered(pid: Pid) -> Option<Asked> {
-    if !kernel::catches(pid, SIGNAL) {
-        return None;
-    }
     let own = format!("{FILE}{pid}-");
     for entry in fs::read_dir(format!("/proc/{pid}/fd")).ok()?.flatten() {
         let Ok(target) = fs::read_link(entry.path()) else { continue };
@@ -188,7 +200,7 @@ fn registered(pid: Pid) -> Option<Asked> {
         let main: String = rest.chars().take_while(char::is_ascii_hexdigit).collect();
         let file = entry.path();
         let before = fs::metadata(&file).ok()?.len();
-        return Some(Asked { file, main, before, blocked: kernel::blocking(pid, SIGNAL) });
+        return Some(Asked { file, target, main, before, blocked: kernel::blocking(pid, SIGNAL) });
     }
     None
 }

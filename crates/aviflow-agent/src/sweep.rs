@@ -56,21 +56,21 @@ pub fn processes(mark: &str, roots: &[Pid], except: &[Pid]) -> Vec<Process> {
 #[must_use]
 pub fn look(mark: &str, roots: &[Pid], except: &[Pid]) -> (Vec<Process>, bool) {
     let entry = format!("{MARK}={mark}");
-    let mut others = Vec::new();
-    let mut found = Vec::new();
-    let entries = fs::read_dir("/proc");
-    let mut unsure = entries.is_err();
-    let pids = entries.into_iter().flatten().flatten();
-    for pid in pids.filter_map(|e| e.file_name().to_str().and_then(|name| name.parse().ok())) {
-        let read = |name: &str, unsure: &mut bool| {
-            fs::read(format!("/proc/{pid}/{name}")).inspect_err(|e| *unsure |= overlooks(e)).ok()
-        };
-        let process = read("stat", &mut unsure).and_then(|stat| parse(pid, &String::from_utf8_lossy(&stat)));
-        let Some(process) = process.filter(|p| !except.contains(&p.pid)) else { continue };
-        let carries =
-            |environment: Vec<u8>| environment.split(|b| *b == 0).any(|entry_of| entry_of == entry.as_bytes());
-        if read("environ", &mut unsure).is_some_and(carries) { found.push(process) } else { others.push(process) }
-    }
+    let (all, mut unsure) = stats();
+    let carries = |process: &Process| match fs::read(format!("/proc/{}/environ", process.pid)) {
+        Ok(environment) => environment.split(|b| *b == 0).any(|of| of == entry.as_bytes()),
+        Err(e) => {
+            unsure |= overlooks(&e);
+            false
+        }
+    };
+    let all = all.into_iter().filter(|p| !except.contains(&p.pid));
+    let (found, others): (Vec<Process>, Vec<Process>) = all.partition(carries);
+    (families(found, others, roots), unsure)
+}
+
+/// The processes of `found`, and those of the others that descend from them or from `roots`.
+fn families(mut found: Vec<Process>, mut others: Vec<Process>, roots: &[Pid]) -> Vec<Process> {
     let mut family: BTreeSet<Pid> = found.iter().map(|p| p.pid).chain(roots.iter().copied()).collect();
     loop {
         let before = found.len();
@@ -84,9 +84,35 @@ pub fn look(mark: &str, roots: &[Pid], except: &[Pid]) -> (Vec<Process>, bool) {
         });
         if found.len() == before {
             found.retain(|p| !roots.contains(&p.pid));
-            return (found, unsure);
+            return found;
         }
     }
+}
+
+/// The living processes that descend from `root`, and whether others may have been overlooked.
+///
+/// Never waits for any of them, as nothing of their memory is read: see [`crate::stacks`]. For an agent that lives,
+/// these are all, but where one began another while it was looked for.
+#[must_use]
+pub fn below(root: Pid) -> (Vec<Process>, bool) {
+    let (mut all, unsure) = stats();
+    all.retain(|process| process.pid != root);
+    (families(Vec::new(), all, &[root]), unsure)
+}
+
+/// All living processes, and whether others may have been overlooked.
+fn stats() -> (Vec<Process>, bool) {
+    let entries = fs::read_dir("/proc");
+    let mut unsure = entries.is_err();
+    let pids = entries.into_iter().flatten().flatten();
+    let mut found = Vec::new();
+    for pid in pids.filter_map(|e| e.file_name().to_str().and_then(|name| name.parse().ok())) {
+        match fs::read(format!("/proc/{pid}/stat")) {
+            Ok(stat) => found.extend(parse(pid, &String::from_utf8_lossy(&stat))),
+            Err(e) => unsure |= overlooks(&e),
+        }
+    }
+    (found, unsure)
 }
 
 /// Whether an error says nothing of the process that was to be looked at.
@@ -207,6 +233,25 @@ mod tests {
             std::thread::yield_now();
         }
         assert_eq!(start_time(pid), None);
+        child.wait().expect("an end");
+    }
+
+    #[test]
+    fn what_descends_from_a_process_is_found_without_its_environment() {
+        let mut child = Command::new("bash")
+            .args(["-c", "env -i setsid sleep 1000 & echo $!; exec sleep 1000"])
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("bash");
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().expect("a pipe")).read_line(&mut line).expect("a line");
+        let below_child = below(child.id().cast_signed()).0;
+        let pids: Vec<Pid> = below_child.iter().map(|process| process.pid).collect();
+        let grandchild: Pid = line.trim().parse().expect("a process");
+        assert_eq!(pids, [grandchild]);
+        assert!(below(sys::getpid()).0.iter().any(|process| process.pid == grandchild));
+        sys::kill(grandchild, libc::SIGKILL);
+        child.kill().expect("killed");
         child.wait().expect("an end");
     }
 

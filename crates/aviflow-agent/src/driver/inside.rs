@@ -5,8 +5,8 @@ use crate::exec;
 use crate::machine::Input;
 use crate::process;
 use crate::protocol::{Channel, ChannelOutput, ExecOutput, files};
-use crate::stacks::Dump;
-use crate::sys::{self, Pid};
+use crate::sweep;
+use crate::sys::{self, Pid, Poll};
 use std::collections::BTreeSet;
 
 impl Driver {
@@ -29,7 +29,7 @@ impl Driver {
     pub(super) fn open(&mut self, id: u64, rank: u32, channel: Channel) {
         let inputs = &mut self.inputs;
         let said = |id, output| inputs.push_back(Input::Channel { id, output });
-        if self.channels.contains(id) || self.dumps.contains_key(&id) {
+        if self.channels.contains(id) || self.stacks.contains(id) {
             return self.refuse(id, format!("channel {id} is open already: choose another number"));
         }
         match channel {
@@ -47,14 +47,10 @@ impl Driver {
                     Err(reason) => self.refuse(id, reason),
                 }
             }
-            Channel::Stacks { rank } => {
-                let visits: BTreeSet<Pid> = self.commands.sessions().chain(self.channels.sessions()).collect();
-                let mut found = self.processes().0;
-                found.retain(|process| !visits.contains(&process.session));
-                let dump = Dump::begin(&found, rank, &self.spec.cwd, self.now().0);
-                self.dumps.insert(id, dump);
-                self.look_at_dumps();
-            }
+            Channel::Stacks { rank } => match self.stacks.ask(id, rank) {
+                Ok(()) => self.begin_stacks(),
+                Err(reason) => self.refuse(id, reason),
+            },
         }
     }
 
@@ -62,17 +58,30 @@ impl Driver {
         self.inputs.push_back(Input::Channel { id, output: ChannelOutput::Failed(reason) });
     }
 
-    pub(super) fn look_at_dumps(&mut self) {
-        let now = self.now().0;
-        let channels = &mut self.channels;
-        self.dumps.retain(|id, dump| {
-            let stacks = (dump.due() <= now).then(|| dump.look(now)).flatten();
-            if let Some(stacks) = &stacks {
-                channels.add_answer(*id, serde_json::to_vec(stacks).unwrap_or_default());
+    fn begin_stacks(&mut self) {
+        let visits: BTreeSet<Pid> = self.commands.sessions().chain(self.channels.sessions()).collect();
+        let find = move || {
+            let mut found = sweep::below(sys::getpid()).0;
+            found.retain(|process| !visits.contains(&process.session));
+            found
+        };
+        if let Err((ids, e)) = self.stacks.begin(&self.spec.cwd, self.now().0, find) {
+            for id in ids {
+                self.refuse(id, format!("the processes here cannot be looked at now: {e}; try again"));
             }
-            stacks.is_none()
-        });
-        channels.answer(|id, output| self.inputs.push_back(Input::Channel { id, output }));
+        }
+    }
+
+    pub(super) fn tell_stacks(&mut self, poll: &Poll) {
+        let (ids, told) = self.stacks.read(poll, self.now().0).unwrap_or_else(|| (Vec::new(), Err(String::new())));
+        for id in ids {
+            match &told {
+                Ok(stacks) => self.channels.add_answer(id, serde_json::to_vec(stacks).unwrap_or_default()),
+                Err(reason) => self.refuse(id, reason.clone()),
+            }
+        }
+        self.begin_stacks();
+        self.channels.answer(|id, output| self.inputs.push_back(Input::Channel { id, output }));
     }
 
     /// Says how many terminals are open, for a job that is there for them alone.

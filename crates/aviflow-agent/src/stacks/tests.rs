@@ -29,7 +29,7 @@ impl Python {
 
     /// Stacks of these processes.
     fn stacks(found: &[Process], rank: Option<u32>) -> Vec<ProcessStacks> {
-        let mut dump = Dump::begin(found, rank, Path::new("/work"), 0);
+        let mut dump = Dump::begin(found, rank, Path::new("/work"), &Hanging::default(), 0);
         loop {
             // By this clock no time passes: what is waited for must come.
             if let Some(stacks) = dump.look(0) {
@@ -139,7 +139,7 @@ fn a_process_that_does_not_answer_is_told_with_the_reason() {
     while kernel::threads(process.pid).first().is_none_or(|main| main.state != "T") {
         std::thread::yield_now();
     }
-    let mut dump = Dump::begin(&[process], None, Path::new("/"), 0);
+    let mut dump = Dump::begin(&[process], None, Path::new("/"), &Hanging::default(), 0);
     assert_eq!(dump.look(0), None);
     let told = dump.look(LIMIT_MS).expect("nobody is waited for longer").processes;
     let note = told[0].note.as_deref();

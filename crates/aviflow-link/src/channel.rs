@@ -1,6 +1,6 @@
 //! Channels into workers ([`aviflow_agent::protocol::channel`]), and what goes through them.
 
-use crate::exec::ExecError;
+use crate::exec::{ExecError, fits};
 use crate::numbered::{LOST, Numbered};
 use crate::roster::{Site, Workers};
 use aviflow_agent::protocol::ToAgent;
@@ -8,8 +8,9 @@ use aviflow_agent::protocol::channel::{CHANNELS, CHUNK, Channel, ChannelInput, C
 use aviflow_engine::telemetry::StreamKey;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use std::sync::Arc;
-use tokio::sync::{Semaphore, mpsc};
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::{Notify, Semaphore, mpsc};
 
 /// What came out of a channel.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,27 +31,30 @@ impl<S: Site> Workers<S> {
     /// Opens a channel into a worker, beside a rank (the worker's first if none).
     ///
     /// # Errors
-    /// If there is no such worker, or its agent is not connected or knows no channels.
+    /// If there is no such worker, its agent is not connected or knows no channels, or the command is too long.
     pub fn open(
         &self,
         key: StreamKey,
         rank: Option<u32>,
         channel: Channel,
     ) -> Result<(ChannelWriter, ChannelReader), ExecError> {
+        if let Channel::Terminal { argv, term, .. } = &channel {
+            // A message that is too long would cut the worker's connection, and with it all that goes on there.
+            fits(argv.iter().chain(term))?;
+        }
         let StreamKey { job, attempt, worker } = key;
         let begun = self.with(key, |found| {
             let link = found.link.as_ref().ok_or(ExecError::NotConnected { job, worker })?;
             if link.protocol < CHANNELS {
                 return Err(ExecError::TooOld { job, worker });
             }
-            let (said, receiver) = mpsc::unbounded_channel();
-            let room = Arc::new(Semaphore::new(WINDOW));
-            let sink = Sink { said, room: room.clone(), unread: 0 };
+            let (said, room) = (Arc::<Unread>::default(), Arc::new(Semaphore::new(WINDOW)));
+            let sink = Sink::new(said.clone(), room.clone());
             let id = link.channels.begin(sink).ok_or(ExecError::NotConnected { job, worker })?;
             link.send(ToAgent::Open { id, rank, channel });
             let agent = link.sender.downgrade();
             let writer = ChannelWriter { agent: agent.clone(), id, room };
-            Ok((writer, ChannelReader { agent, id, channels: link.channels.clone(), receiver }))
+            Ok((writer, ChannelReader { agent, id, channels: link.channels.clone(), said }))
         });
         begun.ok_or(ExecError::NoWorker { job, attempt, worker })?
     }
@@ -101,13 +105,13 @@ pub struct ChannelReader {
     agent: mpsc::WeakUnboundedSender<ToAgent>,
     id: u64,
     channels: Arc<Channels>,
-    receiver: mpsc::UnboundedReceiver<Said>,
+    said: Arc<Unread>,
 }
 
 impl ChannelReader {
     /// The next; `None` after the last, which is `Exit` or `Failed`. May be dropped before it is ready.
     pub async fn next(&mut self) -> Option<Said> {
-        let said = self.receiver.recv().await?;
+        let said = self.said.next().await?;
         if let Said::Data(bytes) = &said {
             self.channels.read(self.id, bytes.len());
             if let Some(agent) = self.agent.upgrade() {
@@ -120,6 +124,7 @@ impl ChannelReader {
 
 impl Drop for ChannelReader {
     fn drop(&mut self) {
+        self.said.lock().unwanted = true;
         if self.channels.forget(self.id)
             && let Some(agent) = self.agent.upgrade()
         {
@@ -131,24 +136,80 @@ impl Drop for ChannelReader {
 /// The channels of a connection.
 pub(crate) type Channels = Numbered<Sink>;
 
+/// What came out of a channel and was not read yet: never more than a window of bytes, and four other words.
+#[derive(Default)]
+struct Unread {
+    queue: Mutex<Queue>,
+    more: Notify,
+}
+
+#[derive(Default)]
+struct Queue {
+    said: VecDeque<Said>,
+    /// Nothing more will come.
+    over: bool,
+    /// Nobody reads it any more.
+    unwanted: bool,
+}
+
+impl Unread {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds what was said; false if nobody wants it. Bytes go to those that wait already, however few they are.
+    fn add(&self, said: Said) -> bool {
+        let mut queue = self.lock();
+        match (said, queue.said.back_mut()) {
+            (Said::Data(more), Some(Said::Data(bytes))) => bytes.extend_from_slice(&more),
+            (said, _) => queue.said.push_back(said),
+        }
+        self.more.notify_one();
+        !queue.unwanted
+    }
+
+    async fn next(&self) -> Option<Said> {
+        loop {
+            {
+                let mut queue = self.lock();
+                if let Some(said) = queue.said.pop_front() {
+                    return Some(said);
+                }
+                if queue.over {
+                    return None;
+                }
+            }
+            self.more.notified().await;
+        }
+    }
+}
+
 /// Where what comes out of a channel goes.
 pub(crate) struct Sink {
-    said: mpsc::UnboundedSender<Said>,
+    said: Arc<Unread>,
     room: Arc<Semaphore>,
     /// Bytes that were not read yet: never more than an agent that keeps to the protocol sends.
     unread: usize,
+    opened: bool,
+    ended: bool,
 }
 
 impl Drop for Sink {
     fn drop(&mut self) {
         self.room.close();
+        self.said.lock().over = true;
+        self.said.more.notify_one();
     }
 }
 
 impl Sink {
+    fn new(said: Arc<Unread>, room: Arc<Semaphore>) -> Sink {
+        Sink { said, room, unread: 0, opened: false, ended: false }
+    }
+
     /// The connection is gone, and with it the channel.
     pub(crate) fn lost(self) {
-        let _ = self.said.send(Said::Failed(LOST.to_owned()));
+        self.said.add(Said::Failed(LOST.to_owned()));
     }
 }
 
@@ -175,11 +236,16 @@ impl Numbered<Sink> {
                 sink.room.add_permits(bytes.min(most));
                 return true;
             }
-            ChannelOutput::Opened => Said::Opened,
-            ChannelOutput::End => Said::End,
+            // What takes no room may be said once.
+            ChannelOutput::Opened if !std::mem::replace(&mut sink.opened, true) => Said::Opened,
+            ChannelOutput::End if !std::mem::replace(&mut sink.ended, true) => Said::End,
+            ChannelOutput::Opened | ChannelOutput::End => breaks("the agent said twice what is said once".to_owned()),
             ChannelOutput::Exit(code) => Said::Exit(code),
             ChannelOutput::Failed(reason) => Said::Failed(reason),
             ChannelOutput::Data(text) => match STANDARD.decode(&text) {
+                Ok(bytes) if bytes.is_empty() || sink.ended => {
+                    breaks("the agent sent bytes where there are none to be".to_owned())
+                }
                 Ok(bytes) if sink.unread + bytes.len() <= WINDOW => {
                     sink.unread += bytes.len();
                     Said::Data(bytes)
@@ -189,7 +255,7 @@ impl Numbered<Sink> {
             },
         };
         let last = matches!(said, Said::Exit(_) | Said::Failed(_));
-        let wanted = sink.said.send(said).is_ok();
+        let wanted = sink.said.add(said);
         if last || !wanted {
             open.sinks.remove(&id);
         }
@@ -204,14 +270,14 @@ mod tests {
     /// A channel of a connection, and what was sent to its agent.
     fn channel() -> (Arc<Channels>, ChannelWriter, ChannelReader, mpsc::UnboundedReceiver<ToAgent>) {
         let (sender, sent) = mpsc::unbounded_channel();
-        let (said, receiver) = mpsc::unbounded_channel();
+        let said = Arc::<Unread>::default();
         let (channels, room) = (Arc::<Channels>::default(), Arc::new(Semaphore::new(WINDOW)));
-        let id = channels.begin(Sink { said, room: room.clone(), unread: 0 }).expect("it is open");
+        let id = channels.begin(Sink::new(said.clone(), room.clone())).expect("it is open");
         let agent = sender.downgrade();
         // As the connection does.
         std::mem::forget(sender);
         let writer = ChannelWriter { agent: agent.clone(), id, room };
-        (channels.clone(), writer, ChannelReader { agent, id, channels, receiver }, sent)
+        (channels.clone(), writer, ChannelReader { agent, id, channels, said }, sent)
     }
 
     fn data(bytes: usize) -> ChannelOutput {
@@ -264,6 +330,45 @@ mod tests {
             assert!(matches!(reader.next().await, Some(Said::Failed(_))));
             assert_eq!(reader.next().await, None);
             assert!(!writer.data(b"x").await);
+        }
+    }
+
+    #[tokio::test]
+    async fn what_takes_no_room_is_no_way_to_fill_the_control_plane() {
+        for repeated in [ChannelOutput::Opened, ChannelOutput::End] {
+            let (channels, _writer, mut reader, _sent) = channel();
+            assert!(channels.put(1, repeated.clone()) && !channels.put(1, repeated));
+            assert!(matches!(reader.next().await, Some(Said::Opened | Said::End)));
+            assert!(matches!(reader.next().await, Some(Said::Failed(why)) if why.contains("twice")));
+            assert_eq!(reader.next().await, None);
+        }
+        for before in [ChannelOutput::Opened, ChannelOutput::End] {
+            let (channels, _writer, _reader, _sent) = channel();
+            // None at all; and some after their end.
+            let bytes = data(usize::from(before == ChannelOutput::End));
+            assert!(channels.put(1, before) && !channels.put(1, bytes));
+        }
+        let (channels, _writer, mut reader, _sent) = channel();
+        for _ in 0..WINDOW {
+            assert!(channels.put(1, data(1)));
+        }
+        assert_eq!(reader.said.lock().said.len(), 1, "bytes that come one by one wait as one piece");
+        assert_eq!(reader.next().await, Some(Said::Data(vec![b'x'; WINDOW])));
+    }
+
+    #[test]
+    fn a_command_that_no_message_holds_is_refused() {
+        let most = 128 << 10;
+        assert_eq!(fits(&["x".repeat(most - 1)]), Ok(()));
+        assert!(matches!(fits(&["x".repeat(most)]), Err(ExecError::CommandTooLong { .. })));
+        let argv: Vec<String> = vec![String::new(); most];
+        assert!(fits(&argv).is_ok() && fits(argv.iter().chain([&"".to_owned()])).is_err());
+        for longest in ["\u{1}".repeat(most - 1), "é".repeat(most / 2 - 1)] {
+            let (rank, size) = (None, Size { columns: 80, rows: 24 });
+            assert_eq!(fits(&[longest.clone()]), Ok(()));
+            let channel = Channel::Terminal { argv: vec![longest], size, term: None };
+            let line = aviflow_agent::protocol::wire::line(&ToAgent::Open { id: u64::MAX, rank, channel });
+            assert!(line.len() < aviflow_agent::protocol::MAX_LINE);
         }
     }
 

@@ -2,7 +2,7 @@
 
 use crate::numbered::{LOST, Numbered};
 use crate::roster::{Site, Workers};
-use aviflow_agent::protocol::{ExecOutput, MAX_LINE, ToAgent};
+use aviflow_agent::protocol::{ExecOutput, MAX_LINE, ToAgent, wire};
 use aviflow_core::model::JobId;
 use aviflow_engine::telemetry::StreamKey;
 use base64::Engine;
@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::sync::mpsc;
 
-/// Leaves room in a message for what JSON adds.
-const EXEC_INPUT: usize = MAX_LINE / 2;
+/// Leaves room in a message for what is around a command and its standard input.
+const EXEC_INPUT: usize = MAX_LINE - 1024;
 
 /// Bytes of a command's output that wait for their reader.
 const EXEC_QUEUE: usize = 64 << 20;
@@ -56,9 +56,30 @@ pub enum ExecError {
         /// The limit.
         most: usize,
     },
+    /// The command itself does not fit into a message.
+    #[error(
+        "the command has {bytes} bytes with its arguments; at most {most} can be sent to a worker: put what is long \
+         into a file there, or into standard input"
+    )]
+    CommandTooLong {
+        /// Bytes of its arguments.
+        bytes: usize,
+        /// The limit.
+        most: usize,
+    },
     /// Nothing to run.
     #[error("no command was given")]
     NoCommand,
+}
+
+/// Bytes of a command's arguments, each with an end. Whatever is in them, JSON makes six times as many of them at most,
+/// which a message holds beside a standard input.
+const COMMAND: usize = 128 << 10;
+
+/// Whether a command fits into a message.
+pub(crate) fn fits<'a>(argv: impl IntoIterator<Item = &'a String>) -> Result<(), ExecError> {
+    let bytes = argv.into_iter().map(|word| word.len() + 1).sum();
+    if bytes > COMMAND { Err(ExecError::CommandTooLong { bytes, most: COMMAND }) } else { Ok(()) }
 }
 
 impl<S: Site> Workers<S> {
@@ -76,11 +97,12 @@ impl<S: Site> Workers<S> {
         if argv.is_empty() {
             return Err(ExecError::NoCommand);
         }
+        fits(&argv)?;
         let StreamKey { job, attempt, worker } = key;
         let (output, receiver) = mpsc::unbounded_channel();
         let waiting = Arc::new(AtomicUsize::new(0));
         let stdin = base64::engine::general_purpose::STANDARD.encode(stdin);
-        let bytes = stdin.len() + argv.iter().map(String::len).sum::<usize>();
+        let bytes = stdin.len() + wire::line(&argv).len();
         if bytes > EXEC_INPUT {
             return Err(ExecError::TooLarge { bytes, most: EXEC_INPUT });
         }

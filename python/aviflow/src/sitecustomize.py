@@ -30,6 +30,12 @@ def _file(name: str) -> int:
         os.close(memory)
 
 
+def _which(file: int) -> "tuple[int, int, int]":
+    """A descriptor, and what it leads to: programs close what they do not know, and get its number for their own."""
+    found = os.fstat(file)
+    return (file, found.st_dev, found.st_ino)
+
+
 def _register() -> None:
     import _thread
     import faulthandler
@@ -41,12 +47,17 @@ def _register() -> None:
         file = _file("aviflow-stacks-%d-%x" % (os.getpid(), _thread.get_ident()))
         # The main thread alone: to walk the frames of threads that run meanwhile may crash (cpython#116008).
         faulthandler.register(_SIGNAL, file=file, all_threads=False)
-        _open = file
+        _open = _which(file)
     except Exception:
         if before is not None:
             faulthandler.unregister(_SIGNAL)
     if before is not None:
-        os.close(before)
+        try:
+            ours = _which(before[0]) == before
+        except OSError:
+            return
+        if ours:
+            os.close(before[0])
 
 
 def _next() -> None:
@@ -65,7 +76,7 @@ def _next() -> None:
 
 
 _SIGNAL = 58
-_open = None  # type: int | None
+_open = None  # type: tuple[int, int, int] | None
 if sys.platform == "linux" and "AVIFLOW_SOCKET" in os.environ:
     try:
         _register()

@@ -57,6 +57,30 @@ class Stacks(unittest.TestCase):
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         self.assertIn("in here", done.stdout)
 
+    def test_a_descriptor_that_another_took_is_left_to_it(self):
+        # As a program does that closes all that it has not opened, and then opens its own.
+        program = """
+import os, sys
+theirs = None
+for n in map(int, os.listdir('/proc/self/fd')):
+    try: ours = 'aviflow-stacks' in os.readlink('/proc/self/fd/%d' % n)
+    except OSError: continue
+    if ours:
+        theirs = n
+        os.dup2(os.open('/dev/null', os.O_RDONLY), theirs)
+if os.fork(): os._exit(os.waitstatus_to_exitcode(os.wait()[1]))
+print(os.readlink('/proc/self/fd/%d' % theirs))
+"""
+        done = self.run_python(program + TELL)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertTrue(done.stdout.startswith("/dev/null\n"))
+        self.assertIn("in here", done.stdout)
+        # One that was closed, and is nobody's.
+        done = self.run_python(program.replace("os.dup2(os.open('/dev/null', os.O_RDONLY), theirs)", "os.close(n)")
+                               .replace("print(os.readlink", "0 and (os.readlink") + TELL)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertIn("in here", done.stdout)
+
     def test_another_sitecustomize_is_run_too(self):
         with tempfile.TemporaryDirectory() as folder:
             other = Path(folder) / "sitecustomize.py"

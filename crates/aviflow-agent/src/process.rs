@@ -50,6 +50,9 @@ pub fn environment(
             environment.insert(name.into(), value.into());
         }
     }
+    for (name, value) in crate::wiring::DEFAULTS {
+        environment.entry(name.into()).or_insert_with(|| value.into());
+    }
     for (name, path) in &spec.prepend {
         let list = environment.entry(name.into()).or_default();
         let rest = std::mem::replace(list, path.into());
@@ -208,6 +211,7 @@ mod tests {
         let got = environment(own, &spec, &wiring, "m");
         let expected = env(&[
             (MARK, "m"),
+            ("CUDA_DEVICE_ORDER", "PCI_BUS_ID"),
             ("HOME", "/root"),
             ("NODE_RANK", "1"),
             ("PATH", "/venv/bin"),
@@ -224,10 +228,17 @@ mod tests {
         spec.env.insert("X".into(), "job".into());
         spec.prepend.insert("PYTHONPATH".into(), "/hooks".into());
         spec.prepend.insert("NEW".into(), "/new".into());
-        let own = env(&[("SECRET", "x"), ("X", "image"), ("PYTHONPATH", "/image"), ("RANK", "7")]);
+        let own = env(&[
+            ("SECRET", "x"),
+            ("X", "image"),
+            ("PYTHONPATH", "/image"),
+            ("RANK", "7"),
+            ("CUDA_DEVICE_ORDER", "FASTEST_FIRST"),
+        ]);
         let got = environment(own, &spec, &BTreeMap::new(), "m");
         let expected = env(&[
             (MARK, "m"),
+            ("CUDA_DEVICE_ORDER", "FASTEST_FIRST"),
             ("NEW", "/new"),
             ("PYTHONPATH", "/hooks:/image"),
             ("PYTHONUNBUFFERED", "1"),
@@ -238,11 +249,13 @@ mod tests {
     }
 
     #[test]
-    fn a_job_may_buffer() {
-        let mut spec = spec();
-        spec.env.insert("PYTHONUNBUFFERED".into(), "0".into());
-        let got = environment([], &spec, &BTreeMap::new(), "m");
-        assert_eq!(got[&OsString::from("PYTHONUNBUFFERED")], "0");
+    fn a_job_s_own_values_win_over_defaults() {
+        for (name, value) in [("PYTHONUNBUFFERED", "0"), ("CUDA_DEVICE_ORDER", "FASTEST_FIRST")] {
+            let mut spec = spec();
+            spec.env.insert(name.into(), value.into());
+            let got = environment([], &spec, &BTreeMap::new(), "m");
+            assert_eq!(got[&OsString::from(name)], value);
+        }
     }
 
     fn check(program: &str, cwd: &str, expected: &str) {

@@ -52,6 +52,12 @@ pub const RESERVED: &[&str] = &[
     "WORLD_SIZE",
 ];
 
+/// Variables that ranks get where neither the job nor its image says otherwise.
+///
+/// Slots count GPUs as `nvidia-smi` does, by their place on the bus. CUDA counts the fastest first unless it is told,
+/// and then a slot is another GPU to a rank than to who gave it the slot.
+pub const DEFAULTS: [(&str, &str); 1] = [("CUDA_DEVICE_ORDER", "PCI_BUS_ID")];
+
 /// What an epoch adds to the spec of a worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Launch {

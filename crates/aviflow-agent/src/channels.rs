@@ -17,6 +17,10 @@ use std::net::{Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpStream};
 /// What the key Ctrl-D sends.
 const END_OF_TEXT: u8 = 4;
 
+/// Bytes that all channels say in one turn, before encoding; the last of them may say a window more. The others go
+/// first in the next one.
+const TURN: usize = 1 << 20;
+
 /// Why a channel ends with the ranks.
 pub const OVER: &str = "the ranks here have ended";
 
@@ -54,6 +58,8 @@ struct Open {
 #[derive(Default)]
 pub struct Channels {
     open: BTreeMap<u64, Open>,
+    /// Whose turn it is first.
+    first: u64,
 }
 
 impl Channels {
@@ -127,7 +133,22 @@ impl Channels {
     }
 
     fn each(&mut self, wanted: impl Fn(&Open) -> bool, mut said: impl FnMut(u64, ChannelOutput)) {
-        self.open.retain(|id, open| !wanted(open) || !open.turn(|output| said(*id, output)));
+        let from_first = self.open.range(self.first..).chain(self.open.range(..self.first));
+        let ids: Vec<u64> = from_first.filter(|(_, open)| wanted(open)).map(|(id, _)| *id).collect();
+        let mut spent = 0;
+        for id in ids {
+            if spent >= TURN {
+                self.first = id;
+                return;
+            }
+            let Some(open) = self.open.get_mut(&id) else { continue };
+            let room = open.room;
+            let over = open.turn(|output| said(id, output));
+            spent += room.saturating_sub(open.room);
+            if over {
+                self.open.remove(&id);
+            }
+        }
     }
 
     /// Takes what was put into a channel.
@@ -155,7 +176,13 @@ impl Channels {
                     sys::resize_terminal(shown, size.columns, size.rows);
                 }
             }
-            ChannelInput::Room(bytes) => open.room = open.room.saturating_add(bytes).min(WINDOW),
+            ChannelInput::Room(bytes) => {
+                open.room = open.room.saturating_add(bytes).min(WINDOW);
+                // What there is to read is read in the channel's turn.
+                if !matches!(open.target, Target::Answer) {
+                    return;
+                }
+            }
             ChannelInput::Close => {
                 self.open.remove(&id);
                 return;

@@ -9,11 +9,10 @@ use crate::exec::Commands;
 use crate::guardian::Post;
 use crate::hooks::{Hooks, Phase};
 use crate::link::Link;
-use crate::log::Source;
 use crate::machine::{Input, Machine, Output, Signal};
 use crate::peers::Peers;
 use crate::pinned::Pinned;
-use crate::protocol::{ChannelInput, FromAgent, LOG_CHUNK, WorkerSpec, files};
+use crate::protocol::{ChannelInput, FromAgent, WorkerSpec, files};
 use crate::ranks::{Lines, Now, Ranks};
 use crate::spool::{self, Spool};
 use crate::stacks::collect::Collector;
@@ -29,12 +28,10 @@ use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 mod inside;
+mod tell;
 
 /// Between two signs of life, in milliseconds; so also the longest time for which the loop waits while ranks run.
 pub const ALIVE_MS: u64 = 10_000;
-
-/// Bytes on their way to a slow control plane from which on no log is added.
-const LOG_WAITS: usize = 256 << 10;
 
 /// Files whose times say that something is older than this, in milliseconds, are not believed: it is new.
 const OLDEST_MS: u64 = 600_000;
@@ -84,6 +81,8 @@ struct Driver {
     inputs: VecDeque<Input>,
     /// The next byte of log to ship; none before a welcome.
     ship: Option<u64>,
+    /// Bytes of log that may be shipped although others fill the line: as many as those put into it.
+    log_share: usize,
     port: Option<folder::Port>,
     last_port: u16,
     launch: Option<Launch>,
@@ -154,6 +153,7 @@ impl Driver {
             lines: Lines::default(),
             inputs: VecDeque::new(),
             ship: None,
+            log_share: 0,
             port: None,
             last_port: 0,
             launch: None,
@@ -350,6 +350,7 @@ impl Driver {
                 self.refused = Some(why);
             }
             self.ship = None;
+            self.log_share = 0;
             self.inputs.push_back(Input::Closed);
         }
     }
@@ -395,7 +396,7 @@ impl Driver {
     fn carry_out(&mut self, output: Output) {
         match output {
             Output::Send(FromAgent::Progress { .. }) if self.link.waiting() > PROGRESS_WAITS => {}
-            Output::Send(message) => self.link.send(&message),
+            Output::Send(message) => self.send(&message),
             Output::Disconnect => self.disconnect(),
             Output::Ask { peers, within_ms } => {
                 if let Err(missing) = self.peers.ask(peers, within_ms, self.now().0) {
@@ -444,15 +445,6 @@ impl Driver {
                 let _ = std::fs::remove_file(self.folder.join(files::ENDED));
             }
             Output::Exit { clean } => self.exit = Some(clean),
-        }
-    }
-
-    fn note(&mut self, text: String) {
-        if self.ended {
-            complain(&text);
-        } else {
-            let unix = self.now().1;
-            self.lines.add(unix, self.spec.first_rank, Source::Agent, text);
         }
     }
 
@@ -531,24 +523,6 @@ impl Driver {
             }
         }
         self.swept(left);
-    }
-
-    fn write_log(&mut self) {
-        if !self.lines.log.is_empty() {
-            let unix = self.now().1;
-            self.spool.append(&std::mem::take(&mut self.lines.log), unix);
-        }
-    }
-
-    fn ship_log(&mut self) {
-        while self.link.is_open() && self.link.waiting() < LOG_WAITS {
-            let Some((offset, text)) = self.ship.and_then(|from| self.spool.read(from, LOG_CHUNK)) else { break };
-            self.ship = Some(offset + text.len() as u64);
-            self.link.send(&FromAgent::Log { offset, text });
-            if !self.link.flush() {
-                break;
-            }
-        }
     }
 }
 

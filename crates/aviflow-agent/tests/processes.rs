@@ -3,7 +3,8 @@
 mod world;
 
 use aviflow_agent::faults::{Class, Whose};
-use aviflow_agent::protocol::{Event, ExecOutput, FromAgent, ToAgent, files};
+use aviflow_agent::protocol::channel::{Size, WINDOW};
+use aviflow_agent::protocol::{Channel, ChannelInput, ChannelOutput, Event, ExecOutput, FromAgent, ToAgent, files};
 use base64::Engine;
 use std::collections::BTreeMap;
 use std::fs;
@@ -253,6 +254,46 @@ fn commands_run_with_a_rank_s_variables() {
     world.ended();
     gone(fifo);
     world.release();
+}
+
+#[test]
+fn busy_channels_do_not_keep_the_log_out() {
+    let mut world = World::new("echo ready; cat gate; echo after; exec sleep 1000");
+    assert!(Command::new("mkfifo").arg(world.path("gate")).status().unwrap().success());
+    world.up(1);
+    world.log_has("ready");
+    for id in 1..=12 {
+        let size = Size { columns: 80, rows: 24 };
+        let channel = Channel::Terminal { argv: vec!["yes".into()], size, term: None };
+        world.send(&ToAgent::Open { id, rank: None, channel });
+    }
+    // Reads a message, and gives room for what was in it.
+    let read = |world: &mut World| {
+        let message = world.next().expect("a message");
+        if let FromAgent::Channel { id, output: ChannelOutput::Data(text) } = message {
+            let bytes = base64::engine::general_purpose::STANDARD.decode(text).unwrap().len();
+            world.send(&ToAgent::Put { id, input: ChannelInput::Room(bytes) });
+            return bytes;
+        }
+        0
+    };
+    let mut bytes = 0;
+    while bytes < 12 * WINDOW {
+        bytes += read(&mut world);
+    }
+    fs::write(world.path("gate"), "go\n").unwrap();
+    let spooled = |world: &World| {
+        let files = fs::read_dir(world.path(files::LOG)).unwrap().flatten();
+        files.map(|file| fs::read_to_string(file.path()).unwrap_or_default()).any(|text| text.contains("after"))
+    };
+    until(|| spooled(&world));
+    let mut bytes = 0;
+    while !world.log.contains("after") {
+        bytes += read(&mut world);
+        assert!(bytes < 100 * WINDOW, "the log is never shipped");
+    }
+    world.stop(0);
+    while !matches!(world.next(), Some(FromAgent::Event { event: Event::Ended { .. }, .. })) {}
 }
 
 #[test]

@@ -188,6 +188,27 @@ fn an_answer_is_told_as_fast_as_it_is_taken() {
 }
 
 #[test]
+fn all_have_their_turn_and_none_says_too_much() {
+    let mut channels = Channels::default();
+    for id in 0..10 {
+        channels.add_answer(id, vec![b'x'; WINDOW]);
+    }
+    let mut turns = Vec::new();
+    while channels.contains(9) {
+        let mut said = Vec::new();
+        channels.answer(|id, out| {
+            if let Out::Data(_) = out
+                && said.last() != Some(&id)
+            {
+                said.push(id);
+            }
+        });
+        turns.push(said);
+    }
+    assert_eq!(turns, [vec![0, 1, 2, 3], vec![4, 5, 6, 7], vec![8, 9]]);
+}
+
+#[test]
 fn what_is_open_when_the_ranks_end_is_told_so() {
     let mut world = World::default();
     let pid = world.terminal("echo ready; cat");

@@ -81,6 +81,16 @@ pub enum Message {
         /// Names and plain values.
         values: BTreeMap<String, serde_json::Value>,
     },
+    /// What the process does in the training.
+    Role {
+        /// A number that is equal for equal work, such as the stage of a pipeline.
+        role: u16,
+    },
+    /// The process entered a collective.
+    Collective {
+        /// Its number, as the process group counts.
+        number: u64,
+    },
     /// Whether to stop.
     #[serde(rename = "stop?")]
     Stop {

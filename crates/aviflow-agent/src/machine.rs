@@ -107,6 +107,8 @@ pub struct Machine {
     refused: Option<String>,
     training: Training,
     unsent: BTreeMap<u32, (u64, u32, crate::protocol::Progress)>,
+    /// When it was said last that the training does something that is no step.
+    active_at: Option<u64>,
     events: Events,
     fence: Fence,
     /// The ranks of this epoch were stopped as nobody was reached.
@@ -137,6 +139,7 @@ impl Machine {
             refused: None,
             training: Training::default(),
             unsent: BTreeMap::new(),
+            active_at: None,
             events: Events::default(),
             fence,
             fenced: false,

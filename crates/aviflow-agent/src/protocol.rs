@@ -30,7 +30,7 @@
 //! |---|---|
 //! | 1 | all but the following |
 //! | 2 | [`ToAgent::Refused`], [`Event::Leaving`] |
-//! | 3 | [`ToAgent::Open`], [`ToAgent::Put`], [`FromAgent::Channel`], [`FromAgent::Sign`], [`RankEnd::fault`] and that of [`Event::RankExited`], the GPUs of the hello, [`Ended::port`], [`ToAgent::Stop`]'s epoch |
+//! | 3 | [`ToAgent::Open`], [`ToAgent::Put`], [`FromAgent::Channel`], [`FromAgent::Sign`], [`Event::CheckpointGoesOn`], [`RankEnd::fault`] and that of [`Event::RankExited`], the GPUs of the hello, [`Ended::port`], [`ToAgent::Stop`]'s epoch |
 //!
 //! TLS is beneath all this and of no version: agents that were launched with an authority speak within it, those of
 //! before without, and the control plane takes both on one port.
@@ -327,6 +327,12 @@ pub enum Event {
     /// The training stands still for a checkpoint.
     #[serde(rename_all = "camelCase")]
     CheckpointBegun {
+        /// The step.
+        step: u64,
+    },
+    /// The training goes on while the checkpoint is still written, or was given up; it is not known which.
+    #[serde(rename_all = "camelCase")]
+    CheckpointGoesOn {
         /// The step.
         step: u64,
     },

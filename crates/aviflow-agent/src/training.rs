@@ -8,14 +8,19 @@
 //! A rank may be heard of in several ways. The best of them counts, and from
 //! then on no other: the hooks, then its output, then the event files that it
 //! writes ([`crate::tensorboard`]). Checkpoints that are seen on disk
-//! ([`crate::checkpoints`]) count until a hook speaks of one.
+//! ([`crate::checkpoints`]) count until a hook speaks of one; what a training does meanwhile: `saves`.
 
-use crate::checkpoints::Sighting;
 use crate::hooks::{Message, Phase};
 use crate::output::names::{Values, put};
 use crate::output::{Line, Seen};
-use crate::protocol::{Event, OWN_FACTS, Progress, Value};
+use crate::protocol::{Event, OWN_FACTS, Progress, Sign, Value};
 use std::collections::{BTreeMap, BTreeSet};
+
+mod saves;
+mod signs;
+use saves::Saves;
+pub use saves::{BACKGROUND_MS, STANDS_STILL_MS};
+use signs::Signs;
 
 /// Between two progress messages of a rank, in milliseconds.
 pub const PROGRESS_MS: u64 = 100;
@@ -30,16 +35,6 @@ pub const BAR_WAIT_MS: u64 = 1000;
 /// How long they wait for the bar of the very next step, in milliseconds: a bar is ended by the one after it, so that
 /// the first that comes may be of the step before. Where steps are shorter than this, the first is right.
 pub const NEXT_BAR_MS: u64 = 250;
-
-/// How long a checkpoint that was seen to begin must stand alone, without a step, until it is told, in milliseconds.
-pub const STANDS_STILL_MS: u64 = 10_000;
-
-/// A step that comes so shortly before a checkpoint is complete may be printed after it, in milliseconds.
-const MOMENT_MS: u64 = 1000;
-
-/// How long after a step a checkpoint that goes on is one that is saved in the background, in milliseconds: what is
-/// seen on disk is seen a little late.
-pub const BACKGROUND_MS: u64 = 6000;
 
 /// Bytes of the names and values of all facts of an epoch: they fit into one message however they are escaped.
 pub const MAX_FACTS: usize = 128 << 10;
@@ -58,6 +53,8 @@ pub enum Said {
     Earlier(u64, Event),
     /// For the log.
     Note(String),
+    /// For the present alone: when it happened, and what.
+    Sign(u64, Sign),
 }
 
 /// How a rank was heard of, of which a greater one wins.
@@ -97,20 +94,6 @@ struct Waiting {
     bar: Option<(u64, u64)>,
 }
 
-/// A checkpoint that was seen to begin on disk.
-///
-/// That the training stands still for it is told only where it does: no step comes meanwhile, as it does where
-/// checkpoints are saved in the background.
-#[derive(Debug)]
-struct Begun {
-    step: u64,
-    at: u64,
-    told: bool,
-    /// The highest step at that time, and when there was a higher one first.
-    highest: Option<u64>,
-    went_on: Option<u64>,
-}
-
 /// The training of one epoch, as far as this worker sees it.
 #[derive(Debug, Default)]
 pub struct Training {
@@ -119,11 +102,7 @@ pub struct Training {
     gpus: u32,
     first: bool,
     caught_up: bool,
-    /// A hook spoke of checkpoints.
-    hooked_checkpoints: bool,
-    begun: Option<Begun>,
-    /// Its checkpoints are saved in the background: it does not stand still.
-    background: bool,
+    saves: Saves,
     checkpoints: BTreeSet<(u64, Phase)>,
     facts: BTreeMap<String, String>,
     /// Bytes of these.
@@ -133,6 +112,7 @@ pub struct Training {
     facts_told_at: Option<u64>,
     facts_refused: bool,
     ranks: BTreeMap<u32, Rank>,
+    signs: Signs,
 }
 
 impl Training {
@@ -158,14 +138,14 @@ impl Training {
     pub fn hook(&mut self, rank: u32, message: Message, now: u64, said: &mut Vec<Said>) {
         match message {
             Message::Hello { .. } | Message::Stop { .. } => {}
+            Message::Role { role } => self.signs.role(rank, role, now, said),
+            Message::Collective { number } => self.signs.collective(rank, number, now, said),
             Message::Metrics { step, values, total_steps, tokens } => {
                 self.ranks.entry(rank).or_default().source = Source::Hooks;
                 self.step(rank, Progress { step, total_steps, tokens, values }, now, said);
             }
             Message::Checkpoint { phase, step, path } => {
-                self.hooked_checkpoints = true;
-                self.begun = None;
-                self.checkpoint(phase, step, path, said);
+                self.told_save(phase, step, path, now, said);
             }
             Message::Data { name, sha256, bytes: _ } => {
                 self.tell([(format!("data.{name}"), sha256)].into(), now, said);
@@ -247,67 +227,6 @@ impl Training {
         }
     }
 
-    /// A checkpoint was seen on disk; what made it so happened at `at`.
-    pub fn sighted(&mut self, sighting: Sighting, at: u64, said: &mut Vec<Said>) {
-        let Sighting { phase, step, path, changed: _ } = sighting;
-        if self.hooked_checkpoints {
-            return;
-        }
-        match phase {
-            Phase::Begin => {
-                if let Some(given_up) = self.begun.take().filter(|begun| begun.told && begun.step != step) {
-                    self.checkpoint(Phase::Failed, given_up.step, String::new(), said);
-                }
-                let (highest, went_on) = (self.highest_step(), None);
-                self.begun = (!self.background).then_some(Begun { step, at, told: false, highest, went_on });
-            }
-            Phase::Complete => {
-                if let Some(begun) = self.begun.take_if(|begun| begun.step == step) {
-                    self.background |= begun.went_on.is_some_and(|on| on + MOMENT_MS < at);
-                    if !begun.told && !self.background {
-                        self.stands_still(begun.step, begun.at, said);
-                    }
-                }
-                if self.is_new(phase, step) {
-                    said.push(Said::Earlier(at, Event::CheckpointComplete { step, path }));
-                }
-            }
-            Phase::Failed => {
-                self.begun.take_if(|begun| begun.step == step);
-                self.checkpoint(phase, step, path, said);
-            }
-        }
-    }
-
-    fn stands_still(&mut self, step: u64, at: u64, said: &mut Vec<Said>) {
-        if self.is_new(Phase::Begin, step) {
-            said.push(Said::Earlier(at, Event::CheckpointBegun { step }));
-        }
-    }
-
-    /// When more is known of the checkpoint that was seen to begin.
-    fn begun_due(&self) -> Option<u64> {
-        self.begun.as_ref().and_then(|begun| match begun.went_on {
-            Some(at) => (!self.background).then_some(at + BACKGROUND_MS),
-            None => (!begun.told).then_some(begun.at + STANDS_STILL_MS),
-        })
-    }
-
-    fn settle_begun(&mut self, now: u64, said: &mut Vec<Said>) {
-        if self.begun_due().is_none_or(|due| now < due) {
-            return;
-        }
-        let Some(begun) = &mut self.begun else { return };
-        if begun.went_on.is_some() {
-            self.background = true;
-            self.begun.take_if(|begun| !begun.told);
-        } else {
-            begun.told = true;
-            let (step, at) = (begun.step, begun.at);
-            self.stands_still(step, at, said);
-        }
-    }
-
     /// A step that the output told.
     fn told(&mut self, rank: u32, mut progress: Progress, now: u64, said: &mut Vec<Said>) {
         let state = self.ranks.entry(rank).or_default();
@@ -348,15 +267,14 @@ impl Training {
     fn step(&mut self, rank: u32, progress: Progress, now: u64, said: &mut Vec<Said>) {
         let step = progress.step;
         self.show(rank, progress, now, said);
+        self.signs.step(rank, now, said);
         self.reached(rank, step, now, said);
     }
 
     fn reached(&mut self, rank: u32, step: u64, now: u64, said: &mut Vec<Said>) {
         let state = self.ranks.entry(rank).or_default();
         state.last_step = state.last_step.max(Some(step));
-        if let Some(begun) = self.begun.as_mut().filter(|begun| Some(step) > begun.highest) {
-            begun.went_on.get_or_insert(now);
-        }
+        self.went_on(step, now, said);
         if !self.first {
             self.first = true;
             said.push(Said::Event(Event::FirstStep { step }));
@@ -445,13 +363,21 @@ impl Training {
         let due = |r: &Rank| r.pending.as_ref().map(|_| r.sent_at.map_or(0, |sent| sent + PROGRESS_MS));
         let facts = (!self.changed.is_empty()).then(|| self.facts_told_at.map_or(0, |told| told + FACTS_MS));
         let waiting = self.ranks.values().filter_map(|r| r.waiting.as_ref().map(|w| w.until));
-        self.ranks.values().filter_map(due).chain(facts).chain(waiting).chain(self.begun_due()).min()
+        self.ranks
+            .values()
+            .filter_map(due)
+            .chain(facts)
+            .chain(waiting)
+            .chain(self.save_due())
+            .chain(self.signs.due())
+            .min()
     }
 
     /// Says the newest progress and facts that were held back; all of them, or what is due.
     pub fn flush(&mut self, now: u64, all: bool, said: &mut Vec<Said>) {
         self.tell_changed(now, all, said);
-        self.settle_begun(now, said);
+        self.settle_save(now, all, said);
+        self.signs.flush(now, all, said);
         let over = |r: &Rank| r.waiting.as_ref().is_some_and(|w| all || now >= w.until);
         let over: Vec<u32> = self.ranks.iter().filter(|(_, state)| over(state)).map(|(rank, _)| *rank).collect();
         for rank in over {

@@ -219,6 +219,11 @@ pub enum WorkerEvent {
         /// The step.
         step: u64,
     },
+    /// The training goes on, whatever becomes of the checkpoint.
+    CheckpointGoesOn {
+        /// The step.
+        step: u64,
+    },
     /// A checkpoint is complete.
     CheckpointComplete {
         /// The step.

@@ -421,6 +421,7 @@ fn worker_event(event: Event) -> WorkerEvent {
         Event::FirstStep { step } => WorkerEvent::FirstStep { step },
         Event::CaughtUp { step } => WorkerEvent::CaughtUp { step },
         Event::CheckpointBegun { step } => WorkerEvent::CheckpointBegun { step },
+        Event::CheckpointGoesOn { step } => WorkerEvent::CheckpointGoesOn { step },
         Event::CheckpointComplete { step, path } => WorkerEvent::CheckpointComplete { step, path },
         Event::CheckpointFailed { step } => WorkerEvent::CheckpointFailed { step },
         Event::Facts { values } => WorkerEvent::Facts { values },

@@ -66,7 +66,10 @@ impl Events {
             let checkpoint = |kept: &Kept| {
                 matches!(
                     kept.event,
-                    Event::CheckpointBegun { .. } | Event::CheckpointComplete { .. } | Event::CheckpointFailed { .. }
+                    Event::CheckpointBegun { .. }
+                        | Event::CheckpointGoesOn { .. }
+                        | Event::CheckpointComplete { .. }
+                        | Event::CheckpointFailed { .. }
                 )
             };
             let Some(oldest) = self.kept.iter().skip(self.numbered).position(checkpoint) else { break };

@@ -1,4 +1,5 @@
 use super::*;
+use crate::checkpoints::Sighting;
 
 fn metrics(step: u64) -> Message {
     Message::Metrics { step, values: BTreeMap::new(), total_steps: None, tokens: None }
@@ -22,6 +23,7 @@ fn check(best: Option<u64>, steps: &[(u64, u32, u64)], expected: &str) {
             Said::Event(other) => format!("{other:?}"),
             Said::Earlier(at, other) => format!("{other:?}@{at}"),
             Said::Note(text) => text.clone(),
+            Said::Sign(at, sign) => format!("{sign:?}@{at}"),
         })
         .collect();
     assert_eq!(words.join(", "), expected);
@@ -130,7 +132,7 @@ fn line(text: &str) -> Line {
 fn progress(said: &[Said]) -> Vec<(u32, u64, Vec<String>)> {
     let of = |said: &Said| match said {
         Said::Progress(rank, _, p) => Some((*rank, p.clone())),
-        Said::Event(_) | Said::Earlier(..) | Said::Note(_) => None,
+        Said::Event(_) | Said::Earlier(..) | Said::Note(_) | Said::Sign(..) => None,
     };
     said.iter().filter_map(of).map(|(rank, p)| (rank, p.step, p.values.into_keys().collect())).collect()
 }
@@ -250,27 +252,30 @@ fn check_disk(script: &[(u64, &str, u64)], expected: &str) {
             "begin" => see(Phase::Begin),
             "complete" => see(Phase::Complete),
             "failed" => see(Phase::Failed),
-            "hook" => {
-                training.hook(
-                    0,
-                    Message::Checkpoint { phase: Phase::Begin, step: *step, path: "/c".into() },
-                    now,
-                    &mut said,
-                );
+            "hook" | "hook complete" | "hook failed" => {
+                let phase = match what {
+                    "hook" => Phase::Begin,
+                    "hook complete" => Phase::Complete,
+                    _ => Phase::Failed,
+                };
+                training.hook(0, Message::Checkpoint { phase, step: *step, path: "/c".into() }, now, &mut said);
             }
+            // Time passes.
+            "x" => {}
             _ => training.hook(0, metrics(*step), now, &mut said),
         }
     }
     let event = |event: &Event| match event {
         Event::CheckpointBegun { step } => Some(format!("begun {step}")),
         Event::CheckpointComplete { step, .. } => Some(format!("complete {step}")),
+        Event::CheckpointGoesOn { step } => Some(format!("goes on {step}")),
         Event::CheckpointFailed { step } => Some(format!("failed {step}")),
         _ => None,
     };
     let word = |said: &Said| match said {
         Said::Event(one) => event(one),
         Said::Earlier(at, one) => event(one).map(|word| format!("{word}@{}", at / 1000)),
-        Said::Progress(..) | Said::Note(_) => None,
+        Said::Progress(..) | Said::Note(_) | Said::Sign(..) => None,
     };
     assert_eq!(said.iter().filter_map(word).collect::<Vec<_>>().join(", "), expected, "{script:?}");
 }
@@ -316,9 +321,88 @@ fn a_checkpoint_that_was_given_up_is_over() {
 fn what_is_seen_on_disk_counts_until_a_hook_speaks_of_a_checkpoint() {
     check_disk(
         &[(1, "complete", 1), (2, "hook", 2), (3, "begin", 2), (30, "complete", 2), (31, "x", 0)],
-        "complete 1@1, begun 2",
+        "complete 1@1, begun 2@2",
     );
-    check_disk(&[(1, "begin", 2), (2, "hook", 2), (30, "x", 0)], "begun 2");
+    check_disk(&[(1, "begin", 2), (2, "hook", 2), (30, "x", 0)], "begun 2@2");
+}
+
+#[test]
+fn what_the_hooks_tell_of_a_checkpoint_is_no_word_on_whether_the_training_stands_still() {
+    // Short, long, and failed.
+    check_disk(&[(1, "step", 5), (3, "hook", 5), (6, "hook complete", 5)], "begun 5@3, complete 5");
+    check_disk(&[(1, "step", 5), (3, "hook", 5), (40, "hook complete", 5)], "begun 5@3, complete 5");
+    check_disk(&[(1, "step", 5), (3, "hook", 5), (6, "hook failed", 5)], "begun 5@3, failed 5");
+    // Each rank tells it, and another may be a step further already.
+    check_disk(
+        &[(3, "hook", 5), (4, "hook", 5), (5, "step", 6), (6, "hook complete", 5), (7, "hook", 5), (20, "x", 0)],
+        "begun 5@3, complete 5",
+    );
+    // In the background; the next one is looked at anew.
+    check_disk(
+        &[
+            (1, "step", 5),
+            (3, "hook", 5),
+            (4, "step", 6),
+            (30, "step", 7),
+            (31, "hook complete", 5),
+            (40, "hook", 7),
+            (42, "hook complete", 7),
+        ],
+        "complete 5, begun 7@40, complete 7",
+    );
+}
+
+#[test]
+fn a_training_that_goes_on_while_its_checkpoint_is_written_does_not_stand_still() {
+    // A part of the save is waited for, and the rest is written in the background.
+    let staged = |last: &[(u64, &'static str, u64)]| {
+        let first = [(1, "step", 4), (3, "step", 5), (4, "hook", 5), (20, "step", 6), (22, "step", 7), (24, "step", 8)];
+        [&first[..], last].concat()
+    };
+    check_disk(&staged(&[(26, "step", 9), (60, "hook complete", 5)]), "begun 5@4, goes on 5@18, complete 5");
+    // One that is never heard of again; that it failed nobody said.
+    check_disk(&staged(&[(400, "step", 9), (500, "x", 0)]), "begun 5@4, goes on 5@18");
+    check_disk(
+        &staged(&[(400, "step", 9), (500, "hook", 9), (502, "hook complete", 9)]),
+        "begun 5@4, goes on 5@18, begun 9@500, complete 9",
+    );
+    // On disk as well, where one step is enough after a while.
+    check_disk(
+        &[
+            (1, "step", 4),
+            (2, "step", 5),
+            (3, "begin", 5),
+            (20, "step", 6),
+            (30, "x", 0),
+            (90, "begin", 6),
+            (99, "complete", 6),
+        ],
+        "begun 5@3, goes on 5@19, complete 6@99",
+    );
+}
+
+#[test]
+fn what_a_rank_does_and_its_collectives_are_told_as_they_are_now() {
+    let mut training = Training::default();
+    let mut said = Vec::new();
+    training.hook(1, Message::Role { role: 3 }, 0, &mut said);
+    for now in 0..=250 {
+        training.flush(now, false, &mut said);
+        training.hook(1, Message::Collective { number: now }, now, &mut said);
+    }
+    assert_eq!(training.due(), Some(300));
+    training.flush(300, false, &mut said);
+    assert_eq!(training.due(), None);
+    let collective = |number| Said::Sign(number, Sign::Collective { rank: 1, number });
+    let role = |at| Said::Sign(at, Sign::Role { rank: 1, role: 3 });
+    assert_eq!(said, [role(0), collective(0), collective(99), collective(199), collective(250)]);
+    // Who listens may be another by now.
+    said.clear();
+    for now in [1000, 59_999, 60_000, 61_000] {
+        training.hook(1, metrics(now), now, &mut said);
+    }
+    let signs: Vec<&Said> = said.iter().filter(|said| matches!(said, Said::Sign(..))).collect();
+    assert_eq!(signs, [&role(60_000)]);
 }
 
 #[test]

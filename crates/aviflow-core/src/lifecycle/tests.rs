@@ -333,6 +333,18 @@ fn time_until_the_first_step_is_starting_and_lost_work_is_repeating() {
 }
 
 #[test]
+fn a_training_that_goes_on_beside_its_checkpoint_is_productive() {
+    let mut c = case(3);
+    c.running().at(5).worker(0, WorkerEvent::FirstStep { step: 1 });
+    let state =
+        |c: &Case| c.snapshot.ledger.node(NodeId(1)).iter().find(|o| o.owner.is_some()).map(|o| (o.state, o.from));
+    c.at(50).worker(0, WorkerEvent::CheckpointBegun { step: 100 });
+    assert_eq!(state(&c), Some((GpuState::Checkpointing, Time(50_000))));
+    c.at(60).worker(0, WorkerEvent::CheckpointGoesOn { step: 100 });
+    assert_eq!(state(&c), Some((GpuState::Productive, Time(60_000))));
+}
+
+#[test]
 fn only_a_complete_checkpoint_of_the_current_attempt_counts() {
     let mut c = case(1);
     c.running().worker(0, WorkerEvent::CheckpointBegun { step: 7 });

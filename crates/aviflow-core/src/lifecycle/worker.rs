@@ -61,6 +61,7 @@ pub(super) fn step(job: &mut Job, index: usize, event: &WorkerEvent, at: Time, n
                 post(gang, GpuState::Checkpointing, at, fx);
             }
         }
+        WorkerEvent::CheckpointGoesOn { .. } => checkpoint_over(job, at, fx),
         WorkerEvent::CheckpointComplete { step, path } => {
             checkpoint_over(job, at, fx);
             checkpoint(job, *step, path, at, fx);

@@ -231,6 +231,20 @@ impl Driver {
         self.last_port
     }
 
+    /// A port for another epoch, at which nobody looks for the one that ended; 0 where there is none.
+    fn fresh_port(&mut self) -> u16 {
+        if self.machine.has_next() {
+            // Who asked for it has named a port already, which may be the one that is kept for it.
+            return 0;
+        }
+        // The one before is kept until there is another, which so has another number.
+        let fresh = folder::free_port(&self.spec, self.launch.as_ref().map_or(0, |launch| launch.epoch));
+        let Some(fresh) = fresh else { return 0 };
+        self.last_port = fresh.number;
+        self.port = Some(fresh);
+        self.last_port
+    }
+
     /// Adds everything to the poll set; gives the places of the signals and of the guardian.
     fn watch(&mut self, poll: &mut Poll) -> (usize, usize) {
         poll.clear();
@@ -316,8 +330,14 @@ impl Driver {
                 watch::Seen::Last => last = true,
             });
         }
+        // A stop came meanwhile: nobody waits for the look then.
+        first |= !self.machine.wants_ranks();
         if first && let Some((_, launch)) = self.first_look.take() {
-            self.start(launch);
+            if self.machine.wants_ranks() {
+                self.start(launch);
+            } else {
+                self.inputs.push_back(Input::NotSpawned);
+            }
         }
         if last && self.last_look.take().is_some() {
             self.swept(0);
@@ -331,8 +351,9 @@ impl Driver {
         {
             watch.end();
         }
+        let port = if left == 0 { self.fresh_port() } else { 0 };
         let unix_ms = self.now().1;
-        self.inputs.push_back(Input::Swept { left, unix_ms, log_end: self.spool.range().1 });
+        self.inputs.push_back(Input::Swept { left, unix_ms, log_end: self.spool.range().1, port });
     }
 
     fn take_lines(&mut self) {

@@ -200,6 +200,18 @@ impl Machine {
         self.welcomed
     }
 
+    /// Whether ranks that are being started are still wanted: no stop came in between.
+    #[must_use]
+    pub const fn wants_ranks(&self) -> bool {
+        matches!(self.phase, Phase::Spawning { kill_at: None })
+    }
+
+    /// Whether a newer epoch begins once the present one is gone.
+    #[must_use]
+    pub const fn has_next(&self) -> bool {
+        self.next.is_some()
+    }
+
     /// Whether the agent should show that it is alive: until everything is gone and said.
     #[must_use]
     pub const fn shows_life(&self) -> bool {
@@ -236,11 +248,12 @@ impl Machine {
             }
             Input::Message(message) => self.message(message, now, &mut out),
             Input::Spawned => self.spawned(now, &mut out),
+            Input::NotSpawned => self.not_spawned(now, &mut out),
             Input::SpawnFailed { reason } => self.spawn_failed(reason, now, &mut out),
             Input::Exited { rank, exit, error, oom_kill } => {
                 self.exited(rank, exit, &error, oom_kill, now, &mut out);
             }
-            Input::Swept { left, unix_ms, log_end } => self.swept(left, unix_ms, log_end, now, &mut out),
+            Input::Swept { left, unix_ms, log_end, port } => self.swept(left, (unix_ms, log_end, port), now, &mut out),
             Input::Hook { rank, message } => self.told(now, &mut out, |t, said| t.hook(rank, message, now, said)),
             Input::Sighted { sighting, ago_ms } => {
                 self.told(now, &mut out, |t, said| t.sighted(sighting, now.saturating_sub(ago_ms), said));
@@ -310,6 +323,13 @@ impl Machine {
         if let Some(kill_at) = kill_at {
             self.begin_stop(kill_at.saturating_sub(now), now, out);
         } else if self.ranks.is_empty() {
+            self.clear(now, false, out);
+        }
+    }
+
+    /// A stop came before the first rank was started: there is nothing to be stopped.
+    fn not_spawned(&mut self, now: u64, out: &mut Vec<Output>) {
+        if matches!(self.phase, Phase::Spawning { .. }) {
             self.clear(now, false, out);
         }
     }
@@ -426,7 +446,7 @@ impl Machine {
         out.push(Output::ExecKillAll);
     }
 
-    fn swept(&mut self, left: usize, unix_ms: i64, log_end: u64, now: u64, out: &mut Vec<Output>) {
+    fn swept(&mut self, left: usize, told: (i64, u64, u16), now: u64, out: &mut Vec<Output>) {
         let Phase::Clearing { kill_at, look_at, looks, .. } = &mut self.phase else { return };
         if left > 0 {
             // 2, 4, 8 … 64 ms: most are gone at once, some are never.
@@ -444,7 +464,7 @@ impl Machine {
             self.spawn(launch, out);
             return;
         }
-        let ended = self.end(unix_ms, log_end, now);
+        let ended = self.end(told, now);
         self.phase = Phase::Ended;
         out.push(Output::WriteEnded(ended.clone()));
         self.emit(Event::Ended { ended }, now, out);
@@ -453,7 +473,7 @@ impl Machine {
         }
     }
 
-    fn end(&self, at_unix_ms: i64, log_end: u64, now: u64) -> Ended {
+    fn end(&self, (at_unix_ms, log_end, port): (i64, u64, u16), now: u64) -> Ended {
         let ranks = self.ranks.iter().filter_map(|(rank, state)| {
             let end = state.end.as_ref()?;
             let told = RankEnd {
@@ -473,7 +493,7 @@ impl Machine {
             reason: self.reason.clone(),
             last_step: self.training.highest_step(),
             log_end,
-            port: 0,
+            port,
         }
     }
 

@@ -32,6 +32,8 @@ pub enum Input {
     Message(ToAgent),
     /// The ranks were started.
     Spawned,
+    /// They were not, as [`super::Machine::wants_ranks`] was false by then.
+    NotSpawned,
     /// They were not, and none is left.
     SpawnFailed {
         /// Why.
@@ -56,6 +58,8 @@ pub enum Input {
         unix_ms: i64,
         /// One past the last byte of log.
         log_end: u64,
+        /// A port that is free here, for rank 0 of another epoch; 0 where there is none.
+        port: u16,
     },
     /// A hook spoke.
     Hook {

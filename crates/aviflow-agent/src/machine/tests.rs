@@ -39,7 +39,7 @@ fn exited(rank: u32, code: i32) -> Input {
 }
 
 fn swept(left: usize) -> Input {
-    Input::Swept { left, unix_ms: 0, log_end: 0 }
+    Input::Swept { left, unix_ms: 0, log_end: 0, port: 0 }
 }
 
 /// Outputs as short words; notes and the ship's offset are left out.
@@ -242,6 +242,36 @@ fn old_terms_and_old_epochs_start_nothing() {
         (6, start(7, 2), ""),
         (7, opened(), "hello(1,true)"),
         (7, welcome(8), "1:up@1-6"),
+    ]);
+}
+
+#[test]
+fn a_stop_before_the_first_rank_starts_none() {
+    let mut machine = Machine::new(two_ranks(), 42);
+    run(
+        &mut machine,
+        &[
+            (0, opened(), "hello(0,false)"),
+            (0, welcome(7), ""),
+            (0, start(7, 1), "spawn(1)"),
+            (5, stop(7, 1000), "hooks(preempted)"),
+        ],
+    );
+    assert!(!machine.wants_ranks());
+    let told = Input::Swept { left: 0, unix_ms: 0, log_end: 0, port: 12 };
+    run(&mut machine, &[(6, Input::NotSpawned, "sweep(kill)")]);
+    let out = machine.on(told, 7);
+    assert_eq!(words(&out), "write(0) 1:ended(preempted)@1-0");
+    // Of the port that was free then, another epoch is told.
+    assert!(matches!(&out[0], Output::WriteEnded(Ended { port: 12, .. })));
+    // One that was replaced by a newer one gives way to it.
+    check(&[
+        (0, start(7, 1), "spawn(1)"),
+        (1, start(7, 2), ""),
+        (2, Input::NotSpawned, "sweep(kill)"),
+        (3, swept(0), "spawn(2)"),
+        (4, Input::Spawned, "1:up@2-0"),
+        (5, Input::NotSpawned, ""),
     ]);
 }
 

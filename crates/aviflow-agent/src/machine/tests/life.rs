@@ -57,6 +57,8 @@ struct World {
     /// Epochs of accepted starts, and those that were begun.
     allowed: BTreeSet<u32>,
     begun: Vec<u32>,
+    /// Of those, the ones of which no rank was started.
+    cancelled: BTreeSet<u32>,
     spawning: Option<u32>,
     live: BTreeMap<u32, (Option<u64>, bool)>,
     exits: BTreeSet<(u32, u32)>,
@@ -87,6 +89,7 @@ impl World {
             term: 0,
             allowed: BTreeSet::new(),
             begun: vec![],
+            cancelled: BTreeSet::new(),
             spawning: None,
             live: BTreeMap::new(),
             exits: BTreeSet::new(),
@@ -225,7 +228,10 @@ impl World {
             }
             Step::Spawn(works) => {
                 if self.spawning.take().is_some() {
-                    if works {
+                    if !works && !self.machine.wants_ranks() {
+                        self.cancelled.extend(self.begun.last());
+                        self.feed(Input::NotSpawned);
+                    } else if works {
                         self.live = [(2, (None, false)), (3, (None, false))].into();
                         self.feed(Input::Spawned);
                     } else {
@@ -313,7 +319,7 @@ impl World {
             assert!(matches!(self.sent.last_key_value(), Some((_, Event::Ended { .. }))));
             let seqs: Vec<u64> = self.sent.keys().copied().collect();
             assert_eq!(seqs, (1..=seqs.len() as u64).collect::<Vec<_>>(), "no gap");
-            let mut epochs = self.begun.iter();
+            let mut epochs = self.begun.iter().filter(|epoch| !self.cancelled.contains(epoch));
             let mut epoch = 0;
             for event in self.sent.values() {
                 match event {

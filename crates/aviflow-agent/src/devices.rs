@@ -1,10 +1,14 @@
-//! Which GPUs this worker's container got, by their UUIDs.
+//! Which GPUs this worker's container got, by their UUIDs, and which slot of the node a place on the bus is.
 //!
 //! NVIDIA's device plugin says it in `NVIDIA_VISIBLE_DEVICES`: as a list of UUIDs, or as a folder whose files are
 //! named by them (its strategy `volume-mounts`). Where neither says it, as where a machine is used without containers,
 //! nothing is known.
 
+use crate::kernel::pci;
 use std::path::Path;
+
+/// Where NVIDIA's driver tells of its GPUs, each in a folder that is named by its place on the bus.
+pub const DRIVER: &str = "/proc/driver/nvidia/gpus";
 
 /// The variable of the container toolkit.
 const VISIBLE: &str = "NVIDIA_VISIBLE_DEVICES";
@@ -39,9 +43,43 @@ fn of(visible: &str) -> Vec<String> {
     found
 }
 
+/// The slot of the GPU at a place such as `0000:3b:00`, by the driver's minor numbers, which count the GPUs of the node
+/// in the order of the bus, also in a container that has some of them; none where the driver does not tell it here.
+#[must_use]
+pub fn slot(driver: &Path, place: &str) -> Option<u32> {
+    let folders = std::fs::read_dir(driver).into_iter().flatten().flatten().take(MOST);
+    let found = folders.map(|entry| entry.path()).find(|path| {
+        let name = path.file_name().map(|name| name.to_string_lossy());
+        name.and_then(|name| pci(&name)).is_some_and(|of| of == place)
+    });
+    let text = std::fs::read_to_string(found?.join("information")).ok()?;
+    text.lines().find_map(|line| line.strip_prefix("Device Minor:")?.trim().parse().ok())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_slot_is_known_by_its_place_on_the_bus() {
+        let driver = tempfile::TempDir::new().unwrap();
+        let write = |name: &str, text: &str| {
+            std::fs::create_dir(driver.path().join(name)).unwrap();
+            std::fs::write(driver.path().join(name).join("information"), text).unwrap();
+        };
+        let information = |minor: &str| {
+            format!(
+                "Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 18\nBus Location: \t 0000:3b:00.0\n{minor}GPU Excluded:\t No\n"
+            )
+        };
+        write("0000:3b:00.0", &information("Device Minor: \t 3\n"));
+        write("0000:3B:01.0", &information(""));
+        let check = |place: &str, slot: Option<u32>| assert_eq!(super::slot(driver.path(), place), slot, "{place}");
+        check("0000:3b:00", Some(3));
+        check("0000:3b:01", None);
+        check("0000:3c:00", None);
+        assert_eq!(slot(Path::new("/nowhere"), "0000:3b:00"), None);
+    }
 
     #[test]
     fn devices_are_known_by_their_uuids_alone() {

@@ -10,9 +10,10 @@ use crate::guardian::Post;
 use crate::hooks::{Hooks, Phase};
 use crate::link::Link;
 use crate::machine::{Input, Machine, Output, Signal};
+use crate::notice::{self, Notice};
 use crate::peers::Peers;
 use crate::pinned::Pinned;
-use crate::protocol::{ChannelInput, FromAgent, WorkerSpec, files};
+use crate::protocol::{ChannelInput, FromAgent, Sign, WorkerSpec, files};
 use crate::ranks::{Lines, Now, Ranks};
 use crate::spool::{self, Spool};
 use crate::stacks::collect::Collector;
@@ -96,6 +97,8 @@ struct Driver {
     oom_kills: Option<u64>,
     /// None if there can be no thread.
     watch: Option<Watch>,
+    /// The same.
+    notice: Option<Notice>,
     /// An epoch is to begin once the first look is over, or then.
     first_look: Option<(u64, Launch)>,
     /// Nobody is left, and the last look is waited for until then.
@@ -132,6 +135,10 @@ impl Driver {
         if let Err(e) = &watch {
             complain(&format!("checkpoints and event files are not looked for: {e}"));
         }
+        let notice = Notice::start(notice::Places::of(|name| std::env::var_os(name)));
+        if let Err(e) = &notice {
+            complain(&format!("what the kernel says is not looked at: {e}"));
+        }
         let spool = Spool::open(spool::Folder::new(folder.join(files::LOG)), spec.log_buffer, spec.first_rank);
         Ok(Self {
             link: Link::new(spec.control.clone(), pinned),
@@ -163,6 +170,7 @@ impl Driver {
             exit: None,
             oom_kills: None,
             watch: watch.ok(),
+            notice: notice.ok(),
             first_look: None,
             last_look: None,
         })
@@ -261,6 +269,9 @@ impl Driver {
         if let Some(watch) = &mut self.watch {
             watch.watch(poll);
         }
+        if let Some(notice) = &mut self.notice {
+            notice.watch(poll);
+        }
         places
     }
 
@@ -281,6 +292,9 @@ impl Driver {
         self.take_lines();
         self.hooks.read(Some(poll), now.0, |rank, message| self.inputs.push_back(Input::Hook { rank, message }));
         self.look(poll);
+        if let Some(notice) = &mut self.notice {
+            notice.read(poll, |sign, ago_ms| self.inputs.push_back(Input::Noticed { sign, ago_ms }));
+        }
         self.commands.read(poll, |id, output| self.inputs.push_back(Input::Exec { id, output }));
         self.channels.turn(poll, |id, output| self.inputs.push_back(Input::Channel { id, output }));
         self.tell_stacks(poll);
@@ -325,6 +339,9 @@ impl Driver {
                 }
                 watch::Seen::Scalars { rank, step, unix_ms, values } => {
                     self.inputs.push_back(Input::Scalars { rank, step, values, ago_ms: ago(unix_ms).unwrap_or(0) });
+                }
+                watch::Seen::DiskFull(path) => {
+                    self.inputs.push_back(Input::Noticed { sign: Sign::DiskFull { path }, ago_ms: 0 });
                 }
                 watch::Seen::Ready => first = true,
                 watch::Seen::Last => last = true,
@@ -402,8 +419,12 @@ impl Driver {
     /// Feeds the machine until nothing is left to be said, then writes what came of it.
     fn work(&mut self) {
         while let Some(input) = self.inputs.pop_front() {
+            let known = self.machine.is_welcomed();
             for output in self.machine.on(input, self.now().0) {
                 self.carry_out(output);
+            }
+            if let (false, true, Some(notice)) = (known, self.machine.is_welcomed(), &self.notice) {
+                notice.again();
             }
         }
         self.tell_terminals();
@@ -416,7 +437,8 @@ impl Driver {
 
     fn carry_out(&mut self, output: Output) {
         match output {
-            Output::Send(FromAgent::Progress { .. }) if self.link.waiting() > PROGRESS_WAITS => {}
+            Output::Send(FromAgent::Progress { .. } | FromAgent::Sign { .. })
+                if self.link.waiting() > PROGRESS_WAITS => {}
             Output::Send(message) => self.send(&message),
             Output::Disconnect => self.disconnect(),
             Output::Ask { peers, within_ms } => {
@@ -503,6 +525,9 @@ impl Driver {
             }
             self.inputs.push_back(Input::SpawnFailed { reason });
             return;
+        }
+        if let Some(watch) = &mut self.watch {
+            watch.started(started.iter().map(|(rank, one)| (*rank, one.pid)).collect());
         }
         for (rank, one) in started {
             self.ranks.add(rank, one);

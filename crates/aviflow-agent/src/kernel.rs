@@ -184,7 +184,8 @@ fn link(text: &str) -> Option<What> {
     Some(What::Link { port: cut(port), up })
 }
 
-fn cut(text: &str) -> String {
+/// The beginning of a text, as far as a fact keeps it.
+pub(crate) fn cut(text: &str) -> String {
     let mut end = text.len().min(LONGEST_TEXT);
     while !text.is_char_boundary(end) {
         end -= 1;

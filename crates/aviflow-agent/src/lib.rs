@@ -14,6 +14,7 @@
 //! | [`driver`] | carries out what the machine says, in one poll loop |
 //! | [`link`], [`peers`], [`hooks`], [`ranks`], [`exec`] | what the loop waits for: the control plane, peers, the hooks, ranks, commands |
 //! | [`watch`] | looks at the folders of a training, in a thread |
+//! | [`notice`] | looks at what the kernel says, in another thread |
 //! | [`kernel`], [`infiniband`], [`cgroup`] | what the kernel says of GPUs, links and memory |
 //! | [`channels`] | terminals and TCP connections into the worker |
 //! | [`stacks`] | what every process is doing: Python's stacks and the kernel's view |
@@ -40,6 +41,7 @@ pub mod kernel;
 pub mod link;
 pub mod log;
 pub mod machine;
+pub mod notice;
 pub mod output;
 pub mod peers;
 pub mod pinned;

@@ -254,6 +254,7 @@ impl Machine {
                 self.exited(rank, exit, &error, oom_kill, now, &mut out);
             }
             Input::Swept { left, unix_ms, log_end, port } => self.swept(left, (unix_ms, log_end, port), now, &mut out),
+            Input::Noticed { sign, ago_ms } => self.sign(sign, ago_ms, &mut out),
             Input::Hook { rank, message } => self.told(now, &mut out, |t, said| t.hook(rank, message, now, said)),
             Input::Sighted { sighting, ago_ms } => {
                 self.told(now, &mut out, |t, said| t.sighted(sighting, now.saturating_sub(ago_ms), said));

@@ -6,7 +6,7 @@
 
 #![expect(unsafe_code, reason = "fork, prctl, signalfd, waitpid and non-blocking sockets have no safe form in std")]
 
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
 use std::net::SocketAddr;
@@ -185,6 +185,21 @@ pub fn raise_file_limit() -> u64 {
         }
     }
     limit.rlim_cur
+}
+
+/// Bytes of the file system of a folder that are free to those who are not root, and all that it has.
+///
+/// # Errors
+/// If the folder cannot be looked at. May wait for ever where the file system hangs.
+pub fn space(folder: &Path) -> io::Result<(u64, u64)> {
+    let path = CString::new(folder.as_os_str().as_bytes())?;
+    // SAFETY: the path ends with a zero, both outlive the call, and zeros are a valid `statvfs`.
+    let found = unsafe {
+        let mut found: libc::statvfs = mem::zeroed();
+        check(libc::statvfs(path.as_ptr(), &raw mut found))?;
+        found
+    };
+    Ok((found.f_bavail.saturating_mul(found.f_frsize), found.f_blocks.saturating_mul(found.f_frsize)))
 }
 
 /// Locks an open file for as long as its description is open anywhere.

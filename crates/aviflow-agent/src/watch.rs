@@ -5,13 +5,15 @@
 //! channel; a byte on a socket wakes the loop. What the files mean is decided in [`crate::checkpoints`],
 //! [`crate::tensorboard`] and [`crate::training`].
 
+mod disks;
 mod events;
 mod list;
 
 use crate::checkpoints::{Checkpoints, Sighting};
 use crate::output::names::Values;
 use crate::protocol::WorkerSpec;
-use crate::sys::Poll;
+use crate::sys::{Pid, Poll};
+use disks::Disks;
 use events::EventFiles;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
@@ -42,6 +44,8 @@ pub struct Places {
     pub checkpoints: Option<PathBuf>,
     /// Folders below which event files may be.
     pub events: Vec<PathBuf>,
+    /// Folders that must have space left.
+    pub disks: Vec<PathBuf>,
     /// The mark of the worker's processes, and its first rank.
     pub mark: (String, u32),
     /// Whether no other worker writes to these folders.
@@ -62,15 +66,18 @@ impl Places {
             let value = environment.get(OsStr::new(name)).filter(|value| !value.is_empty());
             value.map(|value| spec.cwd.join(value))
         };
-        let outputs = (0..8).filter_map(|n| folder(&format!("AVIFLOW_OUTPUT_{n}")));
+        let outputs: Vec<PathBuf> = (0..8).filter_map(|n| folder(&format!("AVIFLOW_OUTPUT_{n}"))).collect();
+        let written = folder("AVIFLOW_CHECKPOINT_DIR").into_iter().chain(outputs.clone());
+        let disks = written.chain([PathBuf::from("/dev/shm")]).collect();
         let mut events: Vec<PathBuf> = EVENT_FOLDERS.iter().filter_map(|name| folder(name)).collect();
-        events.extend(outputs.chain([spec.cwd.clone()]).chain(folder("AVIFLOW_CHECKPOINT_DIR")));
+        events.extend(outputs.into_iter().chain([spec.cwd.clone()]).chain(folder("AVIFLOW_CHECKPOINT_DIR")));
         let mut known = BTreeSet::new();
         events.retain(|place| known.insert(place.clone()));
         Self {
             epoch,
             checkpoints: folder("AVIFLOW_CHECKPOINT_DIR").filter(|_| spec.worker == 0),
             events,
+            disks,
             mark: (mark.to_owned(), spec.first_rank),
             alone: spec.workers <= 1,
             gpus: spec.workers.saturating_mul(spec.gpus_per_node).max(spec.world_size),
@@ -96,12 +103,15 @@ pub enum Seen {
         /// The values.
         values: Values,
     },
+    /// A folder has no space left.
+    DiskFull(String),
     /// The last look of the epoch is over.
     Last,
 }
 
 enum Order {
     Begin(Places),
+    Started(Vec<(u32, Pid)>),
     LastLook,
 }
 
@@ -126,8 +136,16 @@ impl Watch {
         let (wake, waker) = UnixStream::pair()?;
         wake.set_nonblocking(true)?;
         waker.set_nonblocking(true)?;
-        let watcher =
-            Watcher { said, waker, epoch: 0, now: Instant::now(), checkpoints: None, events: None, alone: false };
+        let watcher = Watcher {
+            said,
+            waker,
+            epoch: 0,
+            now: Instant::now(),
+            checkpoints: None,
+            events: None,
+            disks: Disks::default(),
+            alone: false,
+        };
         std::thread::Builder::new().name("watch".to_owned()).spawn(move || watcher.run(&taken))?;
         Ok(Self { orders, seen, wake, place: usize::MAX, epoch: None })
     }
@@ -136,6 +154,11 @@ impl Watch {
     pub fn begin(&mut self, places: Places) {
         self.epoch = Some(places.epoch);
         let _ = self.orders.send(Order::Begin(places));
+    }
+
+    /// The ranks of the epoch are these processes.
+    pub fn started(&mut self, ranks: Vec<(u32, Pid)>) {
+        let _ = self.orders.send(Order::Started(ranks));
     }
 
     /// No process is left: asks for a last look, answered by [`Seen::Last`]; false if there is none to come.
@@ -176,33 +199,53 @@ struct Watcher {
     now: Instant,
     checkpoints: Option<(PathBuf, Checkpoints)>,
     events: Option<EventFiles>,
+    disks: Disks,
     alone: bool,
 }
 
 impl Watcher {
     fn run(mut self, orders: &Receiver<Order>) {
-        let mut pause = None;
+        // When to look at the files, and at the disks: a look at many files is seldom, and disks fill up in between.
+        let mut next: Option<(Instant, Instant)> = None;
         loop {
-            let order = match pause {
-                Some(pause) => orders.recv_timeout(pause),
+            let order = match next {
+                Some((files, disks)) => orders.recv_timeout(files.min(disks).saturating_duration_since(Instant::now())),
                 None => orders.recv().map_err(|_| RecvTimeoutError::Disconnected),
             };
             let began = Instant::now();
+            let files_after = |began: Instant| {
+                let took = began.elapsed();
+                Instant::now() + (took * PAUSE).max(Duration::from_millis(PERIOD_MS))
+            };
             match order {
-                Ok(Order::Begin(places)) => self.begin(places),
+                Ok(Order::Begin(places)) => {
+                    self.begin(places);
+                    next = Some((files_after(began), Instant::now()));
+                }
+                Ok(Order::Started(ranks)) => {
+                    if let Some(events) = &mut self.events {
+                        events.add(ranks);
+                    }
+                }
                 Ok(Order::LastLook) => {
                     self.last_look();
-                    pause = None;
-                    continue;
+                    next = None;
                 }
                 Err(RecvTimeoutError::Timeout) => {
-                    self.look(false);
+                    let Some((files, disks)) = &mut next else { continue };
+                    if *disks <= began {
+                        self.look_at_disks();
+                        *disks = Instant::now() + Duration::from_millis(disks::PERIOD_MS);
+                    }
+                    if *files <= began {
+                        let began = Instant::now();
+                        self.look(false);
+                        *files = files_after(began);
+                    }
                 }
                 // The agent ends.
                 Err(RecvTimeoutError::Disconnected) => return,
             }
-            let idle = self.checkpoints.is_none() && self.events.is_none();
-            pause = (!idle).then(|| (began.elapsed() * PAUSE).max(Duration::from_millis(PERIOD_MS)));
         }
     }
 
@@ -210,7 +253,8 @@ impl Watcher {
         self.epoch = places.epoch;
         self.alone = places.alone;
         self.checkpoints = places.checkpoints.map(|folder| (folder, Checkpoints::new(places.gpus)));
-        self.events = Some(EventFiles::new(places.events, places.mark.0, places.mark.1, places.alone));
+        self.events = Some(EventFiles::new(places.events, places.mark.0, places.mark.1));
+        self.disks = Disks::new(places.disks);
         self.look(false);
         self.say(Seen::Ready);
     }
@@ -226,6 +270,12 @@ impl Watcher {
         }
         (self.checkpoints, self.events) = (None, None);
         self.say(Seen::Last);
+    }
+
+    fn look_at_disks(&mut self) {
+        let mut full = Vec::new();
+        self.disks.look(|folder| full.push(folder));
+        full.into_iter().for_each(|folder| self.say(Seen::DiskFull(folder)));
     }
 
     /// Whether a checkpoint would be complete if nothing changed for a moment.

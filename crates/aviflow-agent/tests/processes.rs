@@ -4,12 +4,15 @@ mod world;
 
 use aviflow_agent::faults::{Class, Whose};
 use aviflow_agent::protocol::channel::{Size, WINDOW};
-use aviflow_agent::protocol::{Channel, ChannelInput, ChannelOutput, Event, ExecOutput, FromAgent, ToAgent, files};
+use aviflow_agent::protocol::{
+    Channel, ChannelInput, ChannelOutput, Event, ExecOutput, FromAgent, Sign, ToAgent, files,
+};
 use base64::Engine;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::process::Command;
 use world::{MESSY, World, gone, signal, until};
 
@@ -402,6 +405,60 @@ fn a_newer_epoch_starts_in_place() {
     world.up(3);
     let end = world.ended();
     assert_eq!((end.epoch, end.ranks[&0].code), (3, 0));
+    world.release();
+}
+
+#[test]
+fn a_stop_right_after_the_start_starts_no_rank() {
+    let mut world = World::new("touch ran; exec sleep 1000");
+    let (master_host, master_port, best_step, peers) = ("127.0.0.1".into(), 20_000, None, vec![]);
+    let start = ToAgent::Start { term: 1, epoch: 1, master_host, master_port, best_step, peers };
+    let stop = ToAgent::Stop { term: 1, grace_ms: 60_000, reason: "a person".into(), epoch: 0 };
+    world.send_all(&[start, stop]);
+    let Event::Ended { ended } = world.event() else { panic!("nothing was up") };
+    assert_eq!((ended.epoch, ended.ranks.len(), ended.reason.as_deref()), (1, 0, Some("a person")));
+    assert!(!world.path("ran").exists());
+    world.release();
+}
+
+#[test]
+fn another_epoch_gets_a_port_that_the_one_before_never_had() {
+    let mut world = World::new("true");
+    let first = world.port;
+    world.up(1);
+    let second = world.ended().port;
+    assert!(first != 0 && second != 0 && first != second, "{first} and {second}");
+    assert!(std::net::TcpListener::bind(("0.0.0.0", second)).is_err(), "it is kept for rank 0");
+    world.start(2);
+    assert_eq!(world.event(), Event::Up);
+    let third = world.ended().port;
+    assert!(third != 0 && third != second, "{third}");
+    world.release();
+}
+
+#[test]
+fn what_is_noticed_is_said() {
+    let python = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../python/aviflow/src");
+    let script = format!(
+        "PYTHONPATH={} python3 -c 'import aviflow; aviflow.role(3); aviflow.collective(5)'; echo loading; exec sleep 1000",
+        python.display()
+    );
+    let launch = |folder: &Path| {
+        fs::write(folder.join("kmsg"), "4,1,1,-;NVRM: Xid (PCI:0000:3b:00): 13, old\n").unwrap();
+        let mut agent = Command::new(world::agent());
+        agent.arg(folder).env("AVIFLOW_KMSG", folder.join("kmsg")).env("AVIFLOW_INFINIBAND", folder.join("nowhere"));
+        agent.spawn().expect("the agent")
+    };
+    let mut world = World::launched_by(&script, |_| {}, launch);
+    world.up(1);
+    assert_eq!(world.sign(), Sign::Role { rank: 0, role: 3 });
+    assert_eq!(world.sign(), Sign::Collective { rank: 0, number: 5 });
+    while !matches!(world.next(), Some(FromAgent::Sign { sign: Sign::Active, epoch: 1, .. })) {}
+    let mut log = fs::File::options().append(true).open(world.path("kmsg")).unwrap();
+    log.write_all(b"4,2,2,-;NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.\n").unwrap();
+    assert!(matches!(world.sign(), Sign::Xid { number: 79, .. }));
+    world.stop(0);
+    world.ended();
     world.release();
 }
 

@@ -3,7 +3,7 @@
 use crate::checkpoints::Sighting;
 use crate::hooks::Message;
 use crate::output::names::Values;
-use crate::protocol::{Channel, ChannelInput, ChannelOutput, Ended, ExecOutput, FromAgent, ToAgent};
+use crate::protocol::{Channel, ChannelInput, ChannelOutput, Ended, ExecOutput, FromAgent, Sign, ToAgent};
 use crate::sys::Exit;
 use crate::wiring::Launch;
 use std::net::SocketAddr;
@@ -60,6 +60,13 @@ pub enum Input {
         log_end: u64,
         /// A port that is free here, for rank 0 of another epoch; 0 where there is none.
         port: u16,
+    },
+    /// Something was noticed that the machine does not judge.
+    Noticed {
+        /// What.
+        sign: Sign,
+        /// How long ago, in milliseconds.
+        ago_ms: u64,
     },
     /// A hook spoke.
     Hook {

@@ -1,7 +1,7 @@
 use super::*;
 use crate::faults::Class;
 use crate::hooks::Message;
-use crate::protocol::{Channel, ChannelInput, ChannelOutput, ToAgent};
+use crate::protocol::{Channel, ChannelInput, ChannelOutput, Sign, ToAgent};
 use crate::wiring::tests::spec;
 use std::net::SocketAddr;
 
@@ -272,6 +272,29 @@ fn a_stop_before_the_first_rank_starts_none() {
         (3, swept(0), "spawn(2)"),
         (4, Input::Spawned, "1:up@2-0"),
         (5, Input::NotSpawned, ""),
+    ]);
+}
+
+#[test]
+fn signs_are_for_who_is_there() {
+    let sign = |step| Sign::Collective { rank: 2, number: step };
+    let noticed = |step, ago_ms| Input::Noticed { sign: sign(step), ago_ms };
+    let line = |text: &str| Input::Line { rank: 2, text: text.to_owned() };
+    check(&[
+        (0, noticed(1, 0), "sign(Collective { rank: 2, number: 1 })"),
+        (0, start(7, 1), "spawn(1)"),
+        (1, Input::Spawned, "1:up@1-0"),
+        (10, line("loading shard 3"), "sign(Active)"),
+        (20, line("loading shard 4"), ""),
+        (30, line("  "), ""),
+        (1009, line("loading shard 5"), ""),
+        (1010, line("step 80 val_loss 4.3"), "sign(Active) progress(2,80)"),
+        (2010, line("step 81 loss 4.0"), "progress(2,81) 2:first(81)@1-0"),
+        (2020, Input::Closed, ""),
+        (2030, noticed(2, 0), ""),
+        (3030, line("loading shard 6"), ""),
+        (3040, opened(), "hello(1,true)"),
+        (3050, welcome(7), "1:up@1-3049 2:first(81)@1-1040"),
     ]);
 }
 

@@ -1,11 +1,15 @@
 //! Finding and following the event files that this worker's processes write.
 //!
-//! A file is theirs if its name has this host's name and the id of a process that carries the worker's mark; that
-//! process's environment has the rank, too. Files that were there before the epoch began are of earlier ones.
+//! A file is theirs if its name has this host's name and the id of a process that carries the worker's mark (or did
+//! when it was a rank's), or if such a process has it open: others write to a folder that is shared, from hosts that
+//! may have the same name, and look alike. That process's environment has the rank, too. Files that were there before
+//! the epoch began are of earlier ones.
 
 use super::Seen;
 use crate::output::names::{self, Values};
 use crate::protocol::MARK;
+use crate::sweep;
+use crate::sys::{self, Pid};
 use crate::tensorboard::{Reader, Scalar};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -48,8 +52,8 @@ pub(super) struct EventFiles {
     places: Vec<PathBuf>,
     mark: String,
     first_rank: u32,
-    /// No other worker writes files on this host.
-    alone: bool,
+    /// The ranks of processes that the agent started; they may be gone.
+    started: BTreeMap<u32, u32>,
     host: String,
     followed: BTreeMap<PathBuf, Followed>,
     /// Of others, or of earlier times.
@@ -60,10 +64,16 @@ pub(super) struct EventFiles {
 }
 
 impl EventFiles {
-    pub(super) fn new(places: Vec<PathBuf>, mark: String, first_rank: u32, alone: bool) -> Self {
+    pub(super) fn new(places: Vec<PathBuf>, mark: String, first_rank: u32) -> Self {
         let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned();
         let (followed, others) = (BTreeMap::new(), BTreeSet::new());
-        Self { places, mark, first_rank, alone, host, followed, others, search_at: 0, searches: 0, baseline: true }
+        let started = BTreeMap::new();
+        Self { places, mark, first_rank, started, host, followed, others, search_at: 0, searches: 0, baseline: true }
+    }
+
+    /// The agent started these processes, each of a rank.
+    pub(super) fn add(&mut self, started: Vec<(u32, Pid)>) {
+        self.started.extend(started.into_iter().map(|(rank, pid)| (pid.cast_unsigned(), rank)));
     }
 
     /// Looks once; the first time only remembers what is there.
@@ -116,11 +126,13 @@ impl EventFiles {
         if host != self.host {
             return None;
         }
-        let environment = pid.and_then(|pid| fs::read(format!("/proc/{pid}/environ")).ok());
-        let Some(environment) = environment.filter(|bytes| !bytes.is_empty()) else {
-            // It says no process, or that one is gone.
-            return self.alone.then_some(self.first_rank);
-        };
+        let by_name = pid.and_then(|pid| self.of_process(pid).or_else(|| self.started.get(&pid).copied()));
+        by_name.or_else(|| self.of_process(opener(path)?))
+    }
+
+    /// The rank of a living process, if it is one of this worker's.
+    fn of_process(&self, pid: u32) -> Option<u32> {
+        let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
         let value = |name: &str| {
             let mut entries = environment.split(|b| *b == 0).filter_map(|entry| std::str::from_utf8(entry).ok());
             entries.find_map(|entry| entry.strip_prefix(name)?.strip_prefix('=').map(ToOwned::to_owned))
@@ -130,6 +142,16 @@ impl EventFiles {
         }
         Some(value("AVIFLOW_RANK").and_then(|rank| rank.parse().ok()).unwrap_or(self.first_rank))
     }
+}
+
+/// A process of this worker that has a file open.
+fn opener(path: &Path) -> Option<u32> {
+    let path = fs::canonicalize(path).ok()?;
+    let has_open = |pid: &u32| {
+        let files = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+        files.map(|file| file.path()).any(|file| fs::read_link(file).is_ok_and(|target| target == path))
+    };
+    sweep::below(sys::getpid()).0.iter().map(|process| process.pid.cast_unsigned()).find(has_open)
 }
 
 impl Followed {
@@ -165,8 +187,10 @@ fn add(steps: &mut BTreeMap<u64, (i64, Values)>, scalar: Scalar) {
     names::put(values, name, value);
 }
 
-/// The host and the process in a name: `events.out.tfevents.SECONDS.HOST.PID.N`, or without the last two.
+/// The host and the process in a name: `events.out.tfevents.SECONDS.HOST.PID.N`, with `.v2` after it, or without the
+/// last two.
 fn writer(name: &str) -> Option<(&str, Option<u32>)> {
+    let name = name.strip_suffix(".v2").unwrap_or(name);
     let (_, rest) = name.strip_prefix(PREFIX)?.split_once('.')?;
     let parts = rest.rsplit_once('.').and_then(|(rest, n)| {
         let (host, pid) = rest.rsplit_once('.')?;
@@ -204,6 +228,7 @@ mod tests {
         assert_eq!(writer("events.out.tfevents.1700000000.node-1.local.77.0"), Some(("node-1.local", Some(77))));
         assert_eq!(writer("events.out.tfevents.1700000000.node-1"), Some(("node-1", None)));
         assert_eq!(writer("events.out.tfevents.1700000000.node-1.local"), Some(("node-1.local", None)));
+        assert_eq!(writer("events.out.tfevents.1700000000.node-1.77.0.v2"), Some(("node-1", Some(77))));
         assert_eq!(writer("events.txt"), None);
     }
 }

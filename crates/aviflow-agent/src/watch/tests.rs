@@ -21,6 +21,7 @@ fn places(epoch: u32, folder: &Path, alone: bool) -> Places {
         epoch,
         checkpoints: Some(folder.join("checkpoints")),
         events: vec![folder.to_owned()],
+        disks: vec![],
         mark: ("m".to_owned(), 4),
         alone,
         gpus: 1,
@@ -147,7 +148,7 @@ fn event_files_of_the_worker_s_processes_are_followed() {
         fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
         fs::write(&path, bytes).expect("written");
     };
-    let mut files = EventFiles::new(vec![folder.path().to_owned()], "mark".into(), 4, false);
+    let mut files = EventFiles::new(vec![folder.path().to_owned()], "mark".into(), 4);
     let look = |files: &mut EventFiles, now| {
         let mut seen = Vec::new();
         files.look(now, |one| {
@@ -180,14 +181,31 @@ fn event_files_of_the_worker_s_processes_are_followed() {
     for child in [&mut ours, &mut other] {
         child.kill().and_then(|()| child.wait()).expect("gone");
     }
-    // Alone on its host, a worker takes files of which nobody is left to ask.
-    let mut files = EventFiles::new(vec![folder.path().to_owned()], "mark".into(), 4, true);
+    // Of those that look alike, it takes those that its own processes write: that are gone; and that have them open.
+    let mut files = EventFiles::new(vec![folder.path().to_owned()], "mark".into(), 4);
     assert_eq!(look(&mut files, 0), []);
     assert_eq!(look(&mut files, 1), []);
+    files.add(vec![(5, 4_000_001)]);
+    write("events.out.tfevents.3.HOST.4000001.0", &event);
+    write("events.out.tfevents.3.HOST.4000002.0", &event);
     write("events.out.tfevents.3.HOST", &event);
-    assert_eq!(look(&mut files, 2), [], "it is searched for now and then");
+    write("events.out.tfevents.4.HOST", &event[..0]);
+    let open = folder.path().join(format!("runs/x/events.out.tfevents.4.{}", host.trim()));
+    let mut script = std::process::Command::new("bash");
+    script.args(["-c", r#"exec 5>>"$0"; echo open; sleep 1000 & wait"#]).arg(&open).env(crate::protocol::MARK, "mark");
+    let mut writer = script.env("AVIFLOW_RANK", "7").stdout(std::process::Stdio::piped()).spawn().expect("bash");
+    io::BufRead::read_line(&mut io::BufReader::new(writer.stdout.take().expect("a pipe")), &mut String::new())
+        .expect("a line");
+    fs::write(&open, &event).expect("written");
+    assert_eq!(look(&mut files, 2), [], "they are searched for now and then");
     files.search_soon();
-    assert_eq!(look(&mut files, 3), [(4, 10), (4, 20), (4, 30)]);
+    let mut seen = look(&mut files, 3);
+    seen.sort_unstable();
+    assert_eq!(seen, [(5, 10), (5, 20), (5, 30), (7, 10), (7, 20), (7, 30)]);
+    for process in crate::sweep::below(writer.id().cast_signed()).0 {
+        crate::sys::kill(process.pid, libc::SIGKILL);
+    }
+    writer.kill().and_then(|()| writer.wait()).expect("gone");
 }
 
 #[test]
@@ -210,6 +228,8 @@ fn places_are_those_of_the_variables() {
         (expected.to_vec(), None),
         "worker 1 does not look for checkpoints"
     );
+    let disks = ["/ckpt", "/out", "/more", "/dev/shm"].map(PathBuf::from);
+    assert_eq!(of(&spec).disks, disks, "every worker looks whether they are full");
     (spec.worker, spec.workers) = (0, 1);
     assert_eq!((of(&spec).checkpoints, of(&spec).alone, of(&spec).gpus), (Some("/ckpt".into()), true, 4));
 }

@@ -7,7 +7,7 @@
 #![allow(dead_code, reason = "each test file uses its part, all of them everything")]
 
 use aviflow_agent::Alive;
-use aviflow_agent::protocol::{Ended, Endpoint, Event, FromAgent, ToAgent, WorkerSpec, files, wire};
+use aviflow_agent::protocol::{Ended, Endpoint, Event, FromAgent, Sign, ToAgent, WorkerSpec, files, wire};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -66,6 +66,8 @@ pub struct World {
     pub last_seq: u64,
     /// Where the agent answers its peers, as it said; and who they are, for the next start.
     pub peer_port: u16,
+    /// The port for rank 0, as it said.
+    pub port: u16,
     pub peers: Vec<(u32, SocketAddr)>,
 }
 
@@ -135,6 +137,7 @@ impl World {
             acknowledge: true,
             last_seq: 0,
             peer_port: 0,
+            port: 0,
             peers: Vec::new(),
         };
         world.accept();
@@ -151,8 +154,8 @@ impl World {
         let (stream, _) = self.listener.accept().expect("a connection");
         self.connection = Some(BufReader::new(stream));
         let hello = self.next().expect("a greeting");
-        let FromAgent::Hello { peer_port, .. } = hello else { panic!("{hello:?}") };
-        self.peer_port = peer_port;
+        let FromAgent::Hello { peer_port, port, .. } = hello else { panic!("{hello:?}") };
+        (self.peer_port, self.port) = (peer_port, port);
         hello
     }
 
@@ -163,6 +166,13 @@ impl World {
     pub fn send(&mut self, message: &ToAgent) {
         let connection = self.connection.as_mut().expect("a connection");
         connection.get_mut().write_all(&wire::line(message)).expect("sent");
+    }
+
+    /// Says several things at once.
+    pub fn send_all(&mut self, messages: &[ToAgent]) {
+        let lines: Vec<u8> = messages.iter().flat_map(|message| wire::line(message)).collect();
+        let connection = self.connection.as_mut().expect("a connection");
+        connection.get_mut().write_all(&lines).expect("sent");
     }
 
     pub fn welcome(&mut self) {
@@ -207,6 +217,17 @@ impl World {
             }
         }
         Some(message)
+    }
+
+    /// The next sign, but that there was output.
+    pub fn sign(&mut self) -> Sign {
+        loop {
+            match self.next().expect("a sign") {
+                FromAgent::Sign { sign: Sign::Active, .. } => {}
+                FromAgent::Sign { sign, .. } => return sign,
+                _ => {}
+            }
+        }
     }
 
     /// The next event.

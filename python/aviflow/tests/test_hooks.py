@@ -51,6 +51,45 @@ class OnThePlatform(unittest.TestCase):
             ],
         )
 
+    def test_own_time_is_added_up_until_a_step_is_reported(self):
+        waited = []
+        with mock.patch.object(aviflow.time, "perf_counter", side_effect=[0, 0.1, 1, 1.1, 1.3]):
+            with aviflow.compute():
+                pass
+            with self.assertRaises(KeyError), aviflow.compute(lambda: waited.append("inner")):
+                # What is inside another counts once.
+                with aviflow.compute(lambda: waited.append("no")):
+                    pass
+                raise KeyError
+        aviflow.log(1, loss=1)
+        aviflow.log(2, loss=1)
+        with aviflow.compute(lambda: waited.append("yes")):
+            pass
+        aviflow.log(3, own_seconds=0.5)
+        aviflow.log(4)
+        first, second, third, fourth = (m["values"] for m in self.told())
+        self.assertAlmostEqual(first["own_seconds"], 0.4)
+        self.assertEqual((second, third, fourth), ({"loss": 1.0}, {"own_seconds": 0.5}, {}))
+        self.assertEqual(waited, ["yes"])
+
+    def test_what_an_accelerator_reports_late_is_the_training_s_own(self):
+        def wait():
+            raise RuntimeError("CUDA error")
+
+        with self.assertRaises(RuntimeError), aviflow.compute(wait):
+            pass
+
+    def test_role_and_collective(self):
+        aviflow.role(3)
+        aviflow.collective(17)
+        with self.assertLogs("aviflow", "WARNING") as logs:
+            aviflow.role(-1)
+            aviflow.collective("no number")
+        self.assertEqual(len(logs.output), 2)
+        self.assertEqual(
+            self.told(), [{"type": "role", "role": 3}, {"type": "collective", "number": 17}]
+        )
+
     def test_float_keeps_every_digit(self):
         aviflow.log(1, loss=0.1 + 0.2)
         self.assertEqual(self.told()[0]["values"]["loss"].hex(), (0.1 + 0.2).hex())
@@ -152,6 +191,10 @@ class Elsewhere(unittest.TestCase):
             aviflow.log_data("corpus", "/no/such/file")
             aviflow.log_facts(a=1)
             aviflow.log_summary(a=1)
+            aviflow.role(1)
+            aviflow.collective(1)
+            with aviflow.compute(lambda: self.fail("nobody asks for the time")):
+                pass
             with aviflow.checkpoint(1, "/c"):
                 pass
         self.assertFalse(aviflow.enabled())

@@ -27,6 +27,7 @@ import logging
 import os
 import re
 import signal
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Callable, TypeVar, cast
@@ -55,6 +56,8 @@ __all__ = [
     "checkpoint_complete",
     "checkpoint_dir",
     "checkpoint_failed",
+    "collective",
+    "compute",
     "data_dir",
     "enabled",
     "flush",
@@ -67,6 +70,7 @@ __all__ = [
     "output_dir",
     "rank",
     "remove_partials",
+    "role",
     "seed",
     "should_stop",
     "stop_reason",
@@ -80,6 +84,8 @@ _warned: set[str] = set()
 _connection: Connection | None = None
 _looked = False
 _terminated = False
+_own_seconds = 0.0
+_computing = 0
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -112,10 +118,11 @@ def _agent() -> Connection | None:
 def _forget() -> None:
     """Starts anew: in a forked child, such as a data loader's worker, where the parent's
     connection must not be written to, and in tests."""
-    global _connection, _looked
+    global _connection, _looked, _own_seconds, _computing
     if _connection is not None:
         _connection.close()
     _connection, _looked = None, False
+    _own_seconds, _computing = 0.0, 0
 
 
 os.register_at_fork(after_in_child=_forget)
@@ -138,16 +145,21 @@ def log(
     *,
     total_steps: int | None = None,
     tokens: int | None = None,
+    own_seconds: float | None = None,
     **values: Any,
 ) -> None:
     """Reports a step's metrics, such as loss, learning_rate, grad_norm, tokens_per_second, mfu.
 
     `step` is the number of the step that ended, `tokens` how many the training has seen in
-    all. Values are numbers or what `float()` takes: of an array on an accelerator that
+    all, `own_seconds` how long this process computed in it before it waited for others; where
+    it is not given, the time in `compute()` since the last report. Values are numbers or what `float()` takes: of an array on an accelerator that
     waits for its computation, as printing it would. One that is no number is left out.
     """
+    global _own_seconds
     if _agent() is None:
         return
+    timed, _own_seconds = _own_seconds, 0.0
+    values["own_seconds"] = own_seconds if own_seconds is not None else timed or None
     _send(
         {
             "type": "metrics",
@@ -161,6 +173,58 @@ def log(
             "tokens": None if tokens is None else int(tokens),
         }
     )
+
+
+@contextlib.contextmanager
+def compute(wait: Callable[[], Any] | None = None) -> Iterator[None]:
+    """Times what this process computes by itself, before it waits for others in a collective.
+
+    Around the forward and the backward pass without the exchange of gradients, for example.
+    The times of all such blocks since the last `log` are added up, and `log` reports the sum
+    as `own_seconds`: by it a rank is found that is slower than its peers, as the steps of all
+    take as long as those of the slowest. An accelerator computes on after the call; `wait`,
+    such as `torch.cuda.synchronize`, makes the block last until it is done. It costs what the
+    overlap of these calls would have saved, so a step in ten may be enough.
+    """
+    global _own_seconds, _computing
+    # Of blocks within each other the outermost counts.
+    outermost, _computing = _computing == 0, _computing + 1
+    began = time.perf_counter()
+    try:
+        yield
+        if outermost and wait is not None:
+            _wait(wait)
+    finally:
+        _computing = max(0, _computing - 1)
+        if outermost:
+            _own_seconds += time.perf_counter() - began
+
+
+def _wait(wait: Callable[[], Any]) -> None:
+    # What it raises is of the training's own computation, which must be heard of.
+    if enabled():
+        wait()
+
+
+@_quiet
+def role(number: int) -> None:
+    """Says what this process does, as a number from 0 to 65535 that is equal for equal work.
+
+    Only ranks of one role are compared with each other. With pipeline parallelism it is the
+    stage; where all ranks do the same, nothing needs to be said.
+    """
+    if not 0 <= int(number) <= 65535:
+        raise ValueError(f"a role is a number from 0 to 65535, not {number}")
+    _send({"type": "role", "role": int(number)})
+
+
+@_quiet
+def collective(number: int) -> None:
+    """Says that this process enters a collective operation, by its number: the same for all
+    ranks, and one more for each. Where a training hangs, the rank that is behind shows by it."""
+    if not 0 <= int(number) < 1 << 64:
+        raise ValueError(f"collectives are counted from 0, not {number}")
+    _send({"type": "collective", "number": int(number)})
 
 
 def _number(value: Any) -> float | None:

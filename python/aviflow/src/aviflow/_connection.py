@@ -83,7 +83,7 @@ class Connection:
     def send(self, message: dict[str, Any]) -> None:
         """Queues a message and sends what can be sent now."""
         line = encode(message)
-        queue = self._metrics if message["type"] == "metrics" else self._events
+        queue = self._metrics if message["type"] in ("metrics", "collective") else self._events
         queue.append((next(self._order), line))
         self._with_lock(self._pump)
 

@@ -365,7 +365,7 @@ mod tests {
         assert!(fits(&argv).is_ok() && fits(argv.iter().chain([&"".to_owned()])).is_err());
         for longest in ["\u{1}".repeat(most - 1), "é".repeat(most / 2 - 1)] {
             let (rank, size) = (None, Size { columns: 80, rows: 24 });
-            assert_eq!(fits(&[longest.clone()]), Ok(()));
+            assert_eq!(fits([&longest]), Ok(()));
             let channel = Channel::Terminal { argv: vec![longest], size, term: None };
             let line = aviflow_agent::protocol::wire::line(&ToAgent::Open { id: u64::MAX, rank, channel });
             assert!(line.len() < aviflow_agent::protocol::MAX_LINE);

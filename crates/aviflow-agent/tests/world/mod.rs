@@ -170,7 +170,7 @@ impl World {
 
     /// Says several things at once.
     pub fn send_all(&mut self, messages: &[ToAgent]) {
-        let lines: Vec<u8> = messages.iter().flat_map(|message| wire::line(message)).collect();
+        let lines: Vec<u8> = messages.iter().flat_map(wire::line).collect();
         let connection = self.connection.as_mut().expect("a connection");
         connection.get_mut().write_all(&lines).expect("sent");
     }

@@ -64,6 +64,23 @@ impl Limits {
             printing: Span::minutes(30),
         }
     }
+
+    /// The standard ones with another least wait for a step; where that is shorter, all others are as much shorter.
+    #[must_use]
+    pub fn within(floor: Span) -> Limits {
+        let all = Limits::standard();
+        let shorter = |wait: Span| if floor < all.floor { Span(wait.0 * floor.0 / all.floor.0) } else { wait };
+        Limits {
+            floor,
+            factor: all.factor,
+            first_step: shorter(all.first_step),
+            setup: shorter(all.setup),
+            warm_up: shorter(all.warm_up),
+            evaluation: shorter(all.evaluation),
+            checkpoint: shorter(all.checkpoint),
+            printing: shorter(all.printing),
+        }
+    }
 }
 
 impl Default for Limits {

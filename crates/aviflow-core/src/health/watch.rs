@@ -11,7 +11,10 @@ use super::xid::{Asks, Judged, Xid};
 use crate::model::NodeId;
 use crate::time::{Span, Time};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Stacks that are kept: those of more ranks than any gang has.
+const STACKS: usize = 65_536;
 
 /// Findings of an epoch that are known to have been told; more are told again.
 const TOLD: usize = 1024;
@@ -67,7 +70,9 @@ pub enum Fact {
     },
     /// A rank's stack was taken.
     Stack {
-        /// The rank.
+        /// Its worker.
+        worker: u32,
+        /// The rank, as its processes know it: of a launcher that starts several, it is their own.
         rank: u32,
         /// A number that is equal for equal stacks.
         stack: u64,
@@ -186,6 +191,8 @@ pub struct Watch {
     power: Power,
     stragglers: Stragglers,
     numbers: Numbers,
+    /// Stacks by rank, with the worker, since they were asked for.
+    stacks: BTreeMap<u32, (u32, u64)>,
     unheard: BTreeSet<u32>,
     told: BTreeSet<(Kind, u32, u32)>,
     /// What of the hang was told.
@@ -212,6 +219,7 @@ impl Watch {
         self.stragglers.started();
         self.numbers.started();
         self.unheard.clear();
+        self.stacks.clear();
         self.hang.heard(true, at);
         self.told.clear();
         self.stage = Stage::Fine;
@@ -225,6 +233,7 @@ impl Watch {
         self.power.started();
         self.stragglers.started();
         self.unheard.clear();
+        self.stacks.clear();
         self.told.clear();
     }
 
@@ -278,9 +287,9 @@ impl Watch {
                     known.collective = known.collective.max(Some(*number));
                 }
             }
-            Fact::Stack { rank, stack } => {
-                if let Some(known) = self.ranks.get_mut(*rank as usize) {
-                    known.stack = Some(*stack);
+            Fact::Stack { worker, rank, stack } => {
+                if (*worker as usize) < self.nodes.len() && self.stacks.len() < STACKS {
+                    self.stacks.insert(*rank, (*worker, *stack));
                 }
             }
             Fact::Ended { ok: true, .. } => self.hang.finishing(at),
@@ -350,7 +359,25 @@ impl Watch {
     /// have come.
     #[must_use]
     pub fn culprit(&self) -> Option<Culprit> {
-        culprit::of_hang(&self.ranks, |rank| self.node_of(rank).unwrap_or(NodeId(u32::MAX)))
+        let node = |rank| self.node_of(rank).unwrap_or(NodeId(u32::MAX));
+        let of = |worker: u32| self.nodes.get(worker as usize).copied().unwrap_or(NodeId(u32::MAX));
+        let each = self.per_worker.max(1);
+        if self.stacks.iter().all(|(rank, (worker, _))| *rank < self.size() && rank / each == *worker) {
+            let mut ranks = self.ranks.clone();
+            for (rank, (_, stack)) in &self.stacks {
+                ranks[*rank as usize].stack = Some(*stack);
+            }
+            return culprit::of_hang(&ranks, node);
+        }
+        // A launcher counts the ranks that it started, of which only stacks are known.
+        culprit::of_hang(&self.ranks, node).or_else(|| {
+            let stacks: Vec<(u32, u32, u64)> =
+                self.stacks.iter().map(|(rank, (w, stack))| (*rank, *w, *stack)).collect();
+            let facts = |(_, _, stack): &(u32, u32, u64)| RankFacts { stack: Some(*stack), ..RankFacts::default() };
+            let ranks: Vec<RankFacts> = stacks.iter().map(facts).collect();
+            let named = culprit::of_hang(&ranks, |index| of(stacks[index as usize].1))?;
+            Some(Culprit { rank: stacks[named.rank as usize].0, ..named })
+        })
     }
 
     /// The p99 of the time between two reports of steps.
@@ -372,9 +399,9 @@ impl Watch {
         if known.step.replace(step).is_some_and(|last| step < last) {
             self.hang.counts_anew(at);
         }
-        // What its stack was before says nothing of where it is now.
-        known.stack = None;
         if self.hang.step(step, at) {
+            // What the stacks were says nothing of where ranks are now.
+            self.stacks.clear();
             self.power.step(at);
             self.calm(news);
             if self.told.remove(&(Kind::BusyIdle, 0, 0)) && settings.on(Kind::BusyIdle) {
@@ -400,7 +427,7 @@ impl Watch {
         }
         if self.stage < Stage::Quiet {
             // Of an earlier pause: they say nothing of this one.
-            self.ranks.iter_mut().for_each(|known| known.stack = None);
+            self.stacks.clear();
             news.push(News::TakeStacks);
         }
         self.stage = stage;

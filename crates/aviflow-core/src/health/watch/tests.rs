@@ -67,7 +67,7 @@ fn a_hang_names_the_rank_whose_stack_differs() {
     w.pass(21_000);
     assert_eq!(w.news, [(last + Span::seconds(20), News::TakeStacks)], "before it is a hang");
     for rank in 0..16 {
-        w.fact(Fact::Stack { rank, stack: u64::from(rank == 11) });
+        w.fact(Fact::Stack { worker: rank / 8, rank, stack: u64::from(rank == 11) });
     }
     w.pass(60_000);
     assert_eq!(w.found(last), [(Kind::Hang, Some(11), 30)]);
@@ -77,6 +77,21 @@ fn a_hang_names_the_rank_whose_stack_differs() {
     assert_eq!(w.watch.next_deadline(&w.settings), None, "it is not asked for ever");
     w.steps(1);
     assert_eq!(w.news.last().expect("one").1, News::Over(Kind::Hang), "nobody acted, and it went on");
+}
+
+#[test]
+fn ranks_of_a_launcher_are_named_as_it_counts_them() {
+    let mut watch = Watch::default();
+    let settings = Settings::default();
+    watch.started((0..2).map(NodeId).collect(), 1, true, Time(0));
+    for rank in 0..16 {
+        let fact = Fact::Stack { worker: rank / 8, rank, stack: u64::from(rank == 11) };
+        watch.fact(&fact, Time(0), Time(0), &settings);
+    }
+    let named = watch.culprit().map(|c| (c.rank, c.node, c.because));
+    assert_eq!(named, Some((11, NodeId(1), Because::OtherStack)));
+    watch.fact(&step(0, 1), Time(1), Time(1), &settings);
+    assert_eq!(watch.culprit(), None, "it goes on");
 }
 
 #[test]
@@ -137,7 +152,7 @@ fn the_next_hang_is_waited_for_longer_where_nobody_was_the_culprit() {
     w.fact(Fact::CheckpointOver { complete: true });
     // One with a culprit leaves no doubt, nor does one that was none.
     w.pass(21_000);
-    (0..16).for_each(|rank| w.fact(Fact::Stack { rank, stack: u64::from(rank == 11) }));
+    (0..16).for_each(|rank| w.fact(Fact::Stack { worker: rank / 8, rank, stack: u64::from(rank == 11) }));
     assert_eq!(hangs_again(&mut w), 9);
     w.pass(60_000);
     w.steps(400);
@@ -291,7 +306,7 @@ fn what_fits_nothing_is_harmless() {
     let mut w = World::new(1, Settings::default());
     let before = w.watch.clone();
     w.fact(step(99, 5_000));
-    w.fact(Fact::Stack { rank: 99, stack: 1 });
+    w.fact(Fact::Stack { worker: 9, rank: 3, stack: 1 });
     w.fact(Fact::Collective { rank: 99, number: 1 });
     w.fact(Fact::Link { node: NodeId(99), kind: Kind::LinkDown });
     w.fact(Fact::DeviceUnhealthy { node: NodeId(99), gpu: Some(u32::MAX) });

@@ -30,11 +30,13 @@ enum Control {
     Ended(JobId),
 }
 
+/// A notice with when it came, and how long ago it had happened then.
+type Noticed = (Instant, Span, Notice);
+
 #[derive(Debug, Default)]
 struct Queue {
     control: Vec<Control>,
-    /// With when it came, and how long ago it had happened then.
-    notices: Vec<(Instant, Span, Notice)>,
+    notices: Vec<Noticed>,
     /// Whether somebody watches.
     open: bool,
     stop: bool,
@@ -95,7 +97,7 @@ impl Feed {
     }
 
     /// Waits until something came or `wait` is over, and takes it; none once it is stopped.
-    fn take(&self, wait: Option<Duration>) -> Option<(Vec<Control>, Vec<(Instant, Span, Notice)>)> {
+    fn take(&self, wait: Option<Duration>) -> Option<(Vec<Control>, Vec<Noticed>)> {
         let idle = |queue: &mut Queue| !queue.stop && queue.control.is_empty() && queue.notices.is_empty();
         let queue = self.lock();
         let mut queue = match wait {
@@ -274,7 +276,7 @@ impl Rounds {
         }
     }
 
-    fn round(&mut self, control: Vec<Control>, notices: Vec<(Instant, Span, Notice)>) {
+    fn round(&mut self, control: Vec<Control>, notices: Vec<Noticed>) {
         let now = self.clock.now();
         for control in control {
             match control {

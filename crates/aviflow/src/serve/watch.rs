@@ -181,8 +181,9 @@ fn board_limit(gpu_type: &str) -> Option<f32> {
 /// What the GPUs of each rank of a worker do, in percent: a rank with several only waits if all of them do. Nothing
 /// where a GPU says nothing, or where they cannot be shared out.
 fn by_rank(mut seen: Vec<Seen>, ranks: u32, limit: f32) -> Vec<(u32, u32, u32)> {
-    let each = seen.len() / ranks.max(1) as usize;
-    if each == 0 || seen.len() % ranks.max(1) as usize != 0 {
+    let ranks = ranks.max(1) as usize;
+    let each = seen.len() / ranks;
+    if each == 0 || !seen.len().is_multiple_of(ranks) {
         return Vec::new();
     }
     seen.sort_by_key(|gpu| (gpu.index, gpu.instance));

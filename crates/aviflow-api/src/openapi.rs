@@ -185,6 +185,11 @@ pub const ROUTES: &[Route] = &[
         Content::Json(of::<rest::AskStacks>),
         Content::Json(of::<rest::Stacks>),
     ),
+    get(
+        "/v1/jobs/{name}/stacks",
+        "what the processes of a job were doing when it last stood still",
+        Content::Json(of::<rest::TakenStacks>),
+    ),
     get("/v1/objects/{sha256}", "whether an object is there", Content::Nothing).method("HEAD"),
     Route {
         request: Content::Bytes("application/octet-stream"),

@@ -2,23 +2,23 @@
 //!
 //! ```text
 //! facts of ranks, nodes, GPUs ──▶ Watch ──▶ News (findings) ──▶ decide(&Situation) ──▶ Decision
-//!                                  │ next_deadline()                    │
-//!                                  ▼                                    ▼
-//!                             Watch::tick                     Quarantine::note, the job's Past
+//!                                  │ next_deadline()             ▲      │
+//!                                  ▼                             │      ▼
+//!                             Watch::tick      ends of ranks ────┘    Quarantine::note, the job's Past
 //! ```
 //!
-//! The engine keeps one [`Watch`] for each running job, tells it each [`Fact`], and asks it again at its
-//! [`Watch::next_deadline`]; there is no polling. What belongs to a pool and outlives jobs is in [`xid::Xids`],
-//! [`links::Links`] and [`quarantine::Quarantine`]; what outlives attempts of one job is its [`decide::Past`], and how
-//! often it should save itself follows from [`interval`].
+//! The engine's `watcher` keeps one [`Watch`] for each job with a running gang, tells it each [`Fact`], and asks it
+//! again at its [`Watch::next_deadline`]; there is no polling. What belongs to a pool and outlives jobs is in
+//! [`xid::Xids`], [`links::Links`] and [`quarantine::Quarantine`]; what outlives attempts of one job is its
+//! [`decide::Past`], and how often it should save itself follows from [`interval`]. Ends of ranks are no matter of the
+//! watch: the lifecycle judges them by [`culprit::of_failure`] once the whole gang is gone.
 //!
-//! Nothing here does anything, knows a clock or reads a text beyond the last lines of a rank that ended.
+//! Nothing here does anything, knows a clock or reads a text.
 //!
 //! | file | holds |
 //! |---|---|
 //! | `fault.rs` | the classes of faults as a table: whose, how bad, what next |
 //! | `xid.rs`, `links.rs` | what GPUs and ports report, and what its repetition says |
-//! | `said.rs` | what the last lines of a rank say |
 //! | `hang.rs`, `sketch.rs`, `power.rs` | no step for longer than the steps explain; GPUs that only wait |
 //! | `numbers.rs`, `straggler.rs` | losses that are none, or jump; slow ranks |
 //! | `culprit.rs` | the rank to name |
@@ -40,7 +40,6 @@ pub mod numbers;
 mod pairs;
 pub mod power;
 pub mod quarantine;
-pub mod said;
 pub mod sketch;
 pub mod straggler;
 mod watch;
@@ -56,8 +55,7 @@ use std::collections::BTreeSet;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Settings {
-    /// Classes that are not detected. An end of a rank that would be of one of them is a [`Kind::Exit`] instead, if
-    /// that is.
+    /// Classes that are not detected.
     pub off: BTreeSet<Kind>,
     /// How long a gang may be quiet.
     pub hang: hang::Limits,

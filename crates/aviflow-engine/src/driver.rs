@@ -2,12 +2,15 @@
 //! those who asked once the answer is durable, and hands orders to the cluster.
 
 mod follow;
+mod watching;
 
 pub use follow::{Changes, Follower};
+pub use watching::{Feed, Watching};
 
 use crate::engine::{Answer, Engine, Input, Submission, Turn};
 use crate::meter::Meter;
-use crate::ports::{Cluster, JobRecord, Stamped, Store, StoreError};
+use crate::ports::{Cluster, JobRecord, Stamped, Store, StoreError, TakeStacks};
+use crate::watcher::Watcher;
 use aviflow_core::model::{JobId, Snapshot, Term};
 use aviflow_core::schedule::Plan;
 use aviflow_core::time::{Span, Time};
@@ -18,6 +21,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::watch;
+use watching::{Rounds, Teller};
 
 /// Inputs taken in one turn at most, so that a flood still commits in steps.
 const TURN_INPUTS: usize = 1024;
@@ -65,6 +69,7 @@ pub struct Handle {
     changed: watch::Receiver<u64>,
     followers: Followers,
     meter: Meter,
+    feed: Feed,
 }
 
 /// The engine is stopping or has failed for good.
@@ -127,6 +132,12 @@ impl Handle {
         &self.meter
     }
 
+    /// Where what is noticed of running gangs is told.
+    #[must_use]
+    pub fn feed(&self) -> &Feed {
+        &self.feed
+    }
+
     /// The number of the last commit, to wait for the next one.
     #[must_use]
     pub fn changed(&self) -> watch::Receiver<u64> {
@@ -169,14 +180,16 @@ pub struct Starter {
     handle: Handle,
     receiver: Receiver<Message>,
     generation: watch::Sender<u64>,
+    watcher: Option<(Watcher, Box<dyn TakeStacks>)>,
 }
 
 impl Default for Starter {
     fn default() -> Starter {
         let (sender, receiver) = channel();
         let (generation, changed) = watch::channel(0);
-        let handle = Handle { sender, changed, followers: Followers::default(), meter: Meter::default() };
-        Starter { handle, receiver, generation }
+        let (followers, meter, feed) = Default::default();
+        let handle = Handle { sender, changed, followers, meter, feed };
+        Starter { handle, receiver, generation, watcher: None }
     }
 }
 
@@ -185,6 +198,13 @@ impl Starter {
     #[must_use]
     pub fn handle(&self) -> Handle {
         self.handle.clone()
+    }
+
+    /// Running gangs are watched, in a thread of its own. Without this, what is noticed of them is forgotten.
+    #[must_use]
+    pub fn watched(mut self, watcher: Watcher, stacks: Box<dyn TakeStacks>) -> Starter {
+        self.watcher = Some((watcher, stacks));
+        self
     }
 
     /// Takes the store and starts the thread. `fenced` is called if another
@@ -204,8 +224,15 @@ impl Starter {
     {
         let (mut engine, orders) = Engine::open(store, wall_clock())?;
         engine.stopwatch = Some(Instant::now);
-        cluster.apply(&orders);
         let clock = Clock::starting_at(engine.now());
+        let mut teller = Teller::new(self.handle.feed.clone());
+        if let Some((watcher, stacks)) = self.watcher {
+            let rounds = Rounds::new(self.handle.feed.clone(), watcher, stacks, self.handle.clone(), clock);
+            spawn("watch", move || rounds.run())?;
+        }
+        // Before agents are heard.
+        teller.all(engine.snapshot(), true);
+        cluster.apply(&orders);
         let (followers, meter) = (self.handle.followers.clone(), self.handle.meter.clone());
         let driver = Driver {
             engine,
@@ -216,13 +243,16 @@ impl Starter {
             meter,
             clock,
             turned: None,
+            teller,
         };
-        let spawn = std::thread::Builder::new().name("engine".to_owned());
-        let thread = spawn
-            .spawn(move || on_end(driver.run()))
-            .map_err(|e| StoreError::Failed(format!("the engine's thread could not be started: {e}")))?;
+        let thread = spawn("engine", move || on_end(driver.run()))?;
         Ok((self.handle, thread))
     }
+}
+
+fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, StoreError> {
+    let thread = std::thread::Builder::new().name(name.to_owned()).spawn(work);
+    thread.map_err(|e| StoreError::Failed(format!("the thread of the {name} could not be started: {e}")))
 }
 
 struct Driver<S, C> {
@@ -235,6 +265,14 @@ struct Driver<S, C> {
     clock: Clock,
     /// When the last turn began.
     turned: Option<Instant>,
+    /// Who tells the watch what runs.
+    teller: Teller,
+}
+
+impl<S, C> Drop for Driver<S, C> {
+    fn drop(&mut self) {
+        self.teller.stop();
+    }
 }
 
 #[derive(Default)]
@@ -332,6 +370,7 @@ impl<S: Store, C: Cluster> Driver<S, C> {
                     self.measure(&turn, begun.elapsed());
                     let generation = self.engine.generation();
                     self.followers.turned(&turn, self.engine.now());
+                    self.teller.turned(&mail.inputs, &turn, self.engine.snapshot());
                     for (reply, answer) in mail.replies.iter_mut().zip(turn.answers) {
                         if let Some(reply) = reply.take() {
                             let _ = reply.send(Ok(answer));
@@ -358,6 +397,7 @@ impl<S: Store, C: Cluster> Driver<S, C> {
                     refuse(mail, &error);
                     let Some(orders) = self.reopen(mail)? else { return Ok(()) };
                     self.followers.reopened();
+                    self.teller.all(self.engine.snapshot(), false);
                     self.cluster.apply(&orders);
                 }
             }

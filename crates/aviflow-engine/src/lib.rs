@@ -5,6 +5,7 @@
 //! - [`engine`]: inputs in, one transaction, orders out; no thread and no clock
 //! - [`driver`]: the thread around it, and the handle that others hold
 //! - [`meter`]: what is counted of it for monitoring
+//! - [`watcher`]: the watch over running gangs; no thread and no clock either
 //! - [`memory`]: the store port in memory
 //! - [`sim`]: the engine on a virtual clock with a cluster that fails
 
@@ -15,3 +16,4 @@ pub mod meter;
 pub mod ports;
 pub mod sim;
 pub mod telemetry;
+pub mod watcher;

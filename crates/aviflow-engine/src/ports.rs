@@ -33,6 +33,13 @@ impl Cluster for Box<dyn Cluster + Send> {
     }
 }
 
+/// Takes stacks for the watch over running gangs.
+pub trait TakeStacks: Send {
+    /// Asks for the stacks of all ranks of a gang. Returns at once; what comes is told to the watch's feed as
+    /// [`aviflow_core::health::Fact::Stack`].
+    fn take(&self, of: &crate::watcher::Said);
+}
+
 /// An order with the term and generation of the decision behind it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Stamped {

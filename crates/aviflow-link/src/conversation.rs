@@ -11,9 +11,10 @@ use crate::pings::{Pings, next_ping};
 use crate::roster::{Durable, Hello, Link, Sender, Site, Worker, Workers, rank_ends, with_peers};
 use crate::unix_ms;
 use aviflow_agent::protocol::{self, ChannelInput, Event, FromAgent, MAX_LINE, ToAgent, wire};
+use aviflow_core::health::xid;
 use aviflow_core::lifecycle::WorkerEvent;
 use aviflow_core::time::{Span, Time};
-use aviflow_engine::telemetry::{Point, StreamKey};
+use aviflow_engine::telemetry::{Point, Sign, StreamKey};
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::io;
@@ -94,6 +95,7 @@ async fn serve<S: Site, T: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
     if let Some(hello) = Hello::of(hello) {
         match admit(&shared, &hello, &sender, ping).await {
             Ok(Admitted { id, closed, execs, channels, .. }) => {
+                shared.telemetry.heard(hello.key, true);
                 let ping = ping.map(|every| Pings::new(id, every));
                 converse(&shared, (hello.key, hello.up), &mut lines, sender, closed, (&execs, &channels, ping)).await;
                 leave(&shared, hello.key, id);
@@ -241,11 +243,17 @@ fn try_admit<S: Site>(
 
 /// Forgets a connection, unless a newer one has taken its place.
 fn leave<S: Site>(shared: &Workers<S>, key: StreamKey, id: u64) {
-    shared.with(key, |worker| {
-        if worker.link.as_ref().is_some_and(|link| link.id == id) {
+    let gone = shared.with(key, |worker| {
+        // One that was hung up on from here has none any more.
+        let gone = worker.link.as_ref().is_none_or(|link| link.id == id);
+        if gone {
             worker.hang_up();
         }
+        gone
     });
+    if gone == Some(true) {
+        shared.telemetry.heard(key, false);
+    }
 }
 
 /// Messages, one a line.
@@ -342,8 +350,9 @@ async fn converse<S: Site, T: AsyncRead>(
                     dropped.store(true, Ordering::Relaxed);
                 }
             }
-            // Nobody listens to them yet.
-            Ok(Some(FromAgent::Sign { .. })) => {}
+            Ok(Some(FromAgent::Sign { ago_ms, epoch, sign })) => {
+                shared.telemetry.sign(key, epoch, span(ago_ms), noticed(sign));
+            }
             Ok(Some(FromAgent::Exec { id, output })) => {
                 if !execs.put(id, output) {
                     acks.send(ToAgent::ExecKill { id });
@@ -403,7 +412,7 @@ fn take_event<S: Site>(
         }
         acks.done(seq);
     });
-    let ago = Span(i64::try_from(ago_ms).unwrap_or(i64::MAX));
+    let ago = span(ago_ms);
     let mut event = worker_event(event);
     if let WorkerEvent::CheckpointComplete { path, .. } = &mut event {
         *path = shared.site.named(key.job, path);
@@ -426,12 +435,36 @@ fn worker_event(event: Event) -> WorkerEvent {
         Event::CheckpointFailed { step } => WorkerEvent::CheckpointFailed { step },
         Event::Facts { values } => WorkerEvent::Facts { values },
         Event::Leaving { within_ms } => {
-            let within = Span(i64::try_from(within_ms).unwrap_or(i64::MAX));
-            WorkerEvent::Leaving { reason: "its agent was asked to end (SIGTERM)".to_owned(), within: Some(within) }
+            let within = Some(span(within_ms));
+            WorkerEvent::Leaving { reason: "its agent was asked to end (SIGTERM)".to_owned(), within }
         }
         Event::Ended { ended } => {
             WorkerEvent::Gone { ranks: rank_ends(ended.ranks), reason: ended.reason, last_step: ended.last_step }
         }
+    }
+}
+
+fn span(ms: u64) -> Span {
+    Span(i64::try_from(ms).unwrap_or(i64::MAX))
+}
+
+/// The longest name of a port, in bytes.
+const LONGEST_PORT: usize = 80;
+
+fn noticed(sign: protocol::Sign) -> Sign {
+    match sign {
+        protocol::Sign::Active => Sign::Active,
+        protocol::Sign::Role { rank, role } => Sign::Role { rank, role },
+        protocol::Sign::Collective { rank, number } => Sign::Collective { rank, number },
+        protocol::Sign::Xid { number, gpu, text } => {
+            let verdict = (number == xid::VERDICT).then(|| xid::verdict(&text)).flatten();
+            Sign::Xid { number, gpu, verdict }
+        }
+        protocol::Sign::Port { device, port, active: _, downed, symbol_errors } => {
+            let port = format!("{device}/{port}").chars().take(LONGEST_PORT).collect();
+            Sign::Port { port, downed, symbol_errors }
+        }
+        protocol::Sign::DiskFull { path: _ } => Sign::DiskFull,
     }
 }
 
@@ -447,7 +480,7 @@ fn point(attempt: u32, ago_ms: u64, rank: u32, progress: protocol::Progress) -> 
             }
         }
     }
-    let at = Time(unix_ms()) - Span(i64::try_from(ago_ms).unwrap_or(i64::MAX));
+    let at = Time(unix_ms()) - span(ago_ms);
     let protocol::Progress { step, total_steps, tokens, .. } = progress;
     Point { at, attempt, rank, step, total_steps, tokens, values, odd }
 }

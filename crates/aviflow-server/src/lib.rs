@@ -60,5 +60,6 @@ pub use body::{
     Body, BodyAgent, CatalogueEntry, ExecRefusal, ExecTarget, NodeTest, Opening, Resolving, Settling, Telling,
     Unresolved,
 };
+pub use stacks::{ask_stacks, stack_number};
 pub use standby::standby;
 pub use submit::{Applied, NotTaken};

@@ -120,6 +120,7 @@ fn telemetry(app: &App, out: &mut Exposition) {
     let telemetry = &app.parts.telemetry;
     out.family(&f::DROPPED_LOGS).add(&[], telemetry.missing_bytes() as f64);
     out.family(&f::DROPPED_POINTS).add(&[], telemetry.dropped_points() as f64);
+    out.family(&f::DROPPED_NOTICES).add(&[], app.parts.engine.feed().dropped() as f64);
     let requests = app.parts.body.requests();
     if !requests.is_empty() {
         let mut samples = out.family(&f::APISERVER);

@@ -74,8 +74,12 @@ pub(crate) fn closed() -> Vec<Handled> {
         ("/v1/jobs/{name}/exec", &[(POST, Needs::Part(Create, Part::Exec))], post(exec::exec)),
         ("/v1/jobs/{name}/channels", &[(POST, Needs::Part(Create, Part::Exec))], post(channels::open)),
         ("/v1/jobs/{name}/channels/{channel}", &[(POST, Needs::Part(Create, Part::Exec))], post(channels::put)),
-        // It interrupts the processes for a moment.
-        ("/v1/jobs/{name}/stacks", &[(POST, Needs::Part(Create, Part::Exec))], post(stacks::stacks)),
+        // To take them interrupts the processes for a moment; those that were taken are like the log.
+        (
+            "/v1/jobs/{name}/stacks",
+            &[(GET, Needs::Part(Get, Part::Log)), (POST, Needs::Part(Create, Part::Exec))],
+            get(stacks::last).post(stacks::stacks),
+        ),
         ("/v1/objects/{sha256}", &[(HEAD, SUBMIT), (PUT, SUBMIT)], head(objects::head).merge(put(objects::put))),
         // Each has the jobs of the namespaces that are seen.
         ("/v1/top", &[(GET, Asked)], get(top::top)),

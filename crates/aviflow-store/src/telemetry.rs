@@ -14,6 +14,7 @@ mod logs;
 mod merge;
 mod ranks;
 mod series;
+mod stacks;
 
 #[cfg(test)]
 mod tests;
@@ -24,6 +25,7 @@ pub use ranks::RankSeen;
 pub use series::{Series, SeriesPoint};
 
 use aviflow_core::model::JobId;
+use aviflow_core::time::Time;
 use aviflow_engine::telemetry::{BuildProgress, Point, StreamKey, Telemetry};
 use logs::Logs;
 use ranks::Ranks;
@@ -171,6 +173,26 @@ impl FileTelemetry {
         self.ranks.remove(job);
         self.logs.remove(job)?;
         self.series.remove(job)
+    }
+
+    /// Keeps the stacks of a job that stands still, as they are written; the oldest of several go.
+    ///
+    /// # Errors
+    /// If they cannot be written.
+    pub fn keep_stacks(&self, job: JobId, at: Time, stacks: &[u8]) -> io::Result<()> {
+        stacks::keep(&self.logs_of(job), at, stacks)
+    }
+
+    /// The newest of those.
+    ///
+    /// # Errors
+    /// If they cannot be read.
+    pub fn last_stacks(&self, job: JobId) -> io::Result<Option<Vec<u8>>> {
+        stacks::last(&self.logs_of(job))
+    }
+
+    fn logs_of(&self, job: JobId) -> PathBuf {
+        self.folder.join("logs").join(job.0.to_string())
     }
 
     /// What is on disk.

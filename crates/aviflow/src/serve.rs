@@ -14,6 +14,7 @@ mod shelf;
 mod shipped;
 pub mod store;
 mod tls;
+mod watch;
 
 pub use shipped::write_hooks;
 
@@ -26,9 +27,10 @@ use aviflow_api::environment::hex;
 use aviflow_api::file::Defaults;
 use aviflow_core::gpus::Slots;
 use aviflow_core::model::Phase;
-use aviflow_engine::driver::{Handle, Starter};
+use aviflow_engine::driver::{Handle, Starter, Watching};
 use aviflow_engine::ports::{Cluster, Observation, StoreError};
-use aviflow_engine::telemetry::Telemetry as _;
+use aviflow_engine::telemetry::Telemetry;
+use aviflow_engine::watcher::Watcher;
 use aviflow_kube::Client;
 use aviflow_link::Durable;
 use aviflow_local::Objects as Find;
@@ -228,13 +230,14 @@ impl Plane {
         }
 
         let starter = Starter::default();
-        let handle = starter.handle();
+        let (handle, feed) = (starter.handle(), starter.handle().feed().clone());
         let builds = telemetry.clone();
         let report = move |observation, durable| {
             forget_build(&builds, &observation);
             handle.observe(observation, durable);
         };
         let exporters = kube::exporters(kube);
+        let shipped: Arc<dyn Telemetry> = Arc::new(Watching::new(telemetry.clone(), feed.clone()));
         let ground = match &client {
             Some(client) => {
                 let cluster = (client.clone(), reader.clone());
@@ -246,22 +249,30 @@ impl Plane {
                     cluster,
                     folder.to_owned(),
                     shelf,
-                    telemetry.clone(),
+                    shipped,
                     report,
                     runtime,
                 )?
             }
-            None => this_machine(config(home, pool, objects.clone())?, telemetry.clone(), report, runtime)?,
+            None => this_machine(config(home, pool, objects.clone())?, shipped, report, runtime)?,
         };
         let Ground { cluster, body, nodes } = ground;
         let gpus = gpus::ask(args, nodes.as_ref(), exporters)?;
         let (end, ended) = oneshot::channel();
+        let stacks = watch::Taker {
+            body: body.clone(),
+            telemetry: telemetry.clone(),
+            feed: feed.clone(),
+            runtime: runtime.handle().clone(),
+        };
         let (engine, thread) = starter
+            .watched(Watcher::new(watch::settings(args), body.numbers_gpus()), Box::new(stacks))
             .start(store, cluster, move |error| {
                 // Nobody waits any more when the control plane is being stopped.
                 let _ = end.send(error);
             })
             .map_err(store_failure)?;
+        watch::sample(engine.clone(), body.clone(), gpus.clone(), feed)?;
         if let Some(nodes) = nodes {
             forget_nodes(&engine, nodes)?;
         }
@@ -401,7 +412,7 @@ struct Ground {
 /// This machine's processes as the body.
 fn this_machine(
     config: LocalConfig,
-    telemetry: Arc<FileTelemetry>,
+    telemetry: Arc<dyn Telemetry>,
     report: impl Fn(Observation, Option<Durable>) + Send + Sync + 'static,
     runtime: &Runtime,
 ) -> Result<Ground> {

@@ -26,6 +26,18 @@ pub struct Stacks {
     pub missing: Vec<MissingStacks>,
 }
 
+/// What the processes of a job were doing when it stood still.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct TakenStacks {
+    /// When they were taken.
+    pub at: i64,
+    /// The epoch of the attempt.
+    pub epoch: u32,
+    /// The stacks.
+    pub stacks: Stacks,
+}
+
 /// Ranks that do the same.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]

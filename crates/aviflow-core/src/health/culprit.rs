@@ -82,6 +82,9 @@ impl Because {
     }
 }
 
+/// How long after the end of another rank an error of NCCL may be that is nothing but its echo.
+const SETTLE: Span = Span::seconds(3);
+
 /// Ends this far apart may have been reported in the wrong order, by agents on other nodes.
 const SKEW: Span = Span(500);
 
@@ -90,10 +93,27 @@ const SKEW: Span = Span(500);
 pub fn of_failure(ranks: &[RankFacts], node: impl Fn(u32) -> NodeId) -> Option<Culprit> {
     let ends = || (0u32..).zip(ranks).filter_map(|(rank, facts)| Some((rank, facts.end?)));
     let named = |rank, because| Culprit { rank, node: node(rank), ranks: 1, because };
-    let own = || ends().filter(|(_, e)| !e.stopping && e.kind != Kind::PeerLost && e.kind != Kind::NcclTimeout);
+    let mut times: Vec<Time> = ends().filter(|(_, e)| !e.stopping).map(|(_, e)| e.at).collect();
+    times.sort_unstable();
+    let another_before = |at: Time| {
+        let from = times.partition_point(|other| at.since(*other) > SETTLE);
+        times.get(from).is_some_and(|other| *other < at)
+    };
+    let noticed = |end: &End| match end.kind {
+        Kind::PeerLost | Kind::NcclTimeout => true,
+        Kind::Nccl => another_before(end.at),
+        _ => false,
+    };
+    let own = || ends().filter(|(_, e)| !e.stopping && !noticed(e));
     if let Some(first) = own().map(|(_, e)| e.at).min() {
-        // Of those at about one time, who says what it died of is more likely the first than who does not.
-        let likely = |(rank, end): &(u32, End)| (matches!(end.kind, Kind::Exit | Kind::Signal), end.at, *rank);
+        // Of those at about one time, who says what it died of is more likely the first than who does not, and who
+        // had trouble with the others the last.
+        let doubt = |kind| match kind {
+            Kind::Nccl => 2,
+            Kind::Exit | Kind::Signal => 1,
+            _ => 0,
+        };
+        let likely = |(rank, end): &(u32, End)| (doubt(end.kind), end.at, *rank);
         let rank = own().filter(|(_, e)| e.at <= first + SKEW).min_by_key(likely)?.0;
         return Some(named(rank, Because::FailedFirst));
     }

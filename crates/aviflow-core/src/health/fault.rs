@@ -196,7 +196,7 @@ pub const FAULTS: [Fault; 20] = [
         Blame::Unknown,
         Severity::Fatal,
         Remedy::Restart,
-        "look at the rank that did not enter the collective: its stack is kept with the job",
+        "look at the rank that did not enter the collective: `aviflow stacks JOB --last` shows what it did",
     ),
     row(
         Kind::PeerLost,
@@ -212,7 +212,7 @@ pub const FAULTS: [Fault; 20] = [
         Blame::Unknown,
         Severity::Fatal,
         Remedy::Restart,
-        "compare the stacks of the ranks, which are kept with the job",
+        "compare the stacks of the ranks: `aviflow stacks JOB --last` shows them",
     ),
     row(
         Kind::BusyIdle,

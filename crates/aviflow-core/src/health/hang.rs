@@ -16,6 +16,7 @@
 //!   none: it is suspected, and no more;
 //! - a checkpoint that was begun, until it is over;
 //! - after the last step that was announced, or once a rank has ended as it should: no step is to come;
+//! - a hang of this job for which nobody was the culprit, and that ended in a restart ([`Hang::doubt`]);
 //! - a line of output that tells no step. Where such lines are rare, one means that something else than a step goes on,
 //!   as an evaluation; where they are usual, each is a sign of life like any other. Lines extend to a bound.
 //!
@@ -63,6 +64,23 @@ impl Limits {
             printing: Span::minutes(30),
         }
     }
+
+    /// The standard ones with another least wait for a step; where that is shorter, all others are as much shorter.
+    #[must_use]
+    pub fn within(floor: Span) -> Limits {
+        let all = Limits::standard();
+        let shorter = |wait: Span| if floor < all.floor { Span(wait.0 * floor.0 / all.floor.0) } else { wait };
+        Limits {
+            floor,
+            factor: all.factor,
+            first_step: shorter(all.first_step),
+            setup: shorter(all.setup),
+            warm_up: shorter(all.warm_up),
+            evaluation: shorter(all.evaluation),
+            checkpoint: shorter(all.checkpoint),
+            printing: shorter(all.printing),
+        }
+    }
 }
 
 impl Default for Limits {
@@ -98,6 +116,9 @@ const MANY: u32 = 300;
 /// By how many times the distance of p99 to the median, in classes, healthy steps may exceed the median: 5/2 × 2.33σ
 /// = 5.8σ, which one in 3·10⁸ log-normal durations exceeds.
 const TAIL: (usize, usize) = (5, 2);
+
+/// How often the wait is doubled at most.
+const DOUBTS: u8 = 3;
 
 /// Lines are usual if a larger share of the steps comes with one: one in twenty, of 65,536.
 const USUAL: u32 = 65_536 / 20;
@@ -145,6 +166,9 @@ pub struct Hang {
     tells_steps: bool,
     /// While it is not heard whether steps are made, nothing is told.
     deaf: bool,
+    /// How often the wait was doubled, see [`Hang::doubt`].
+    #[serde(default)]
+    doubt: u8,
     stage: Stage,
 }
 
@@ -250,6 +274,29 @@ impl Hang {
         }
     }
 
+    /// A hang of which nobody was the culprit ended in a restart. It may have been none, but a phase that is slow each
+    /// time: so the next is waited for twice as long, until a checkpoint shows that the training gets on.
+    pub fn doubt(&mut self) {
+        self.doubt = (self.doubt + 1).min(DOUBTS);
+    }
+
+    /// The training gets on: what is waited is what its steps explain.
+    pub fn trust(&mut self) {
+        self.doubt = 0;
+    }
+
+    /// When a step is missed, where one is to come.
+    #[must_use]
+    pub fn missed(&self, limits: &Limits) -> Option<Time> {
+        self.between_steps().then(|| self.since + self.doubled(self.limits(limits).0))
+    }
+
+    /// A wait, doubled as often as it is doubted.
+    #[must_use]
+    pub fn doubled(&self, wait: Span) -> Span {
+        times(wait, 1 << self.doubt)
+    }
+
     /// Whether it is heard what the gang does. Once it is again, the wait begins anew.
     pub fn heard(&mut self, heard: bool, at: Time) {
         if heard && self.deaf {
@@ -310,7 +357,7 @@ impl Hang {
         self.classes().map(|(_, p99)| Sketch::end(p99))
     }
 
-    /// How long is waited for a step, until it is told and until it is acted on.
+    /// How long is waited for a step, until it is told and until it is acted on, where it is not doubted.
     #[must_use]
     pub fn limits(&self, limits: &Limits) -> (Span, Span) {
         let Some((p50, p99)) = self.classes().filter(|_| self.seen >= FIRST) else {
@@ -364,6 +411,7 @@ impl Hang {
                 None => self.after_step(limits),
             },
         };
+        let [told, acted] = [told, acted].map(|at| self.since + self.doubled(at.since(self.since)));
         let quiet = self.since + Span(told.since(self.since).0 / 3 * 2);
         let acted = self.tells_steps.then_some(acted);
         Some([(Stage::Quiet, Some(quiet)), (Stage::Suspected, Some(told)), (Stage::Hung, acted)])

@@ -17,6 +17,10 @@ const HOUR: Span = Span::minutes(60);
 /// Between two counts that are kept.
 const APART: Span = Span::minutes(5);
 
+/// A count that is lower than one of less than this before is an older one that came later: each agent on a node reads
+/// its ports.
+const LATE: Span = Span::seconds(60);
+
 /// Ports of which counts are kept; more are not watched.
 const PORTS: usize = 262_144;
 
@@ -24,32 +28,39 @@ const PORTS: usize = 262_144;
 #[serde(rename_all = "camelCase")]
 struct Port {
     downed: u64,
+    /// Its symbol errors, and when it was read last.
+    last: (Time, u64),
     /// Symbol errors of the last hour, oldest first: at most 13.
     errors: VecDeque<(Time, u64)>,
     /// When too many were told last.
     told: Option<Time>,
 }
 
-/// The ports of all nodes. At most 240 bytes each.
+/// The ports of all nodes. At most 300 bytes each.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Links {
-    /// By node and the port's number there.
+    /// By node and the port's name there, as `mlx5_0/1`.
     #[serde(with = "crate::health::pairs")]
-    ports: BTreeMap<(NodeId, u16), Port>,
+    ports: BTreeMap<(NodeId, String), Port>,
 }
 
 impl Links {
     /// The counters of a port were read. The first reading says nothing, and one that is lower than the one before
     /// only that they were reset.
-    pub fn read(&mut self, node: NodeId, port: u16, downed: u64, symbol_errors: u64, at: Time) -> Option<Kind> {
-        let key = (node, port);
+    pub fn read(&mut self, node: NodeId, port: &str, downed: u64, symbol_errors: u64, at: Time) -> Option<Kind> {
+        let key = (node, port.to_owned());
+        let last = (at, symbol_errors);
         let Some(known) = self.ports.get_mut(&key) else {
             if self.ports.len() < PORTS {
-                self.ports.insert(key, Port { downed, errors: [(at, symbol_errors)].into(), told: None });
+                self.ports.insert(key, Port { downed, last, errors: [last].into(), told: None });
             }
             return None;
         };
+        if (downed < known.downed || symbol_errors < known.last.1) && at.since(known.last.0) < LATE {
+            return None;
+        }
+        known.last = last;
         let down = downed > known.downed;
         known.downed = downed;
         let errors = &mut known.errors;
@@ -83,7 +94,7 @@ mod tests {
     /// Reads (minute, link_downed, symbol errors) of one port; what the last one told.
     fn last(reads: &[(i64, u64, u64)]) -> Option<Kind> {
         let mut links = Links::default();
-        reads.iter().map(|(m, d, e)| links.read(NodeId(1), 1, *d, *e, Time(m * 60_000))).last().flatten()
+        reads.iter().map(|(m, d, e)| links.read(NodeId(1), "mlx5_0/1", *d, *e, Time(m * 60_000))).last().flatten()
     }
 
     #[test]
@@ -94,6 +105,17 @@ mod tests {
         assert_eq!(last(&[(0, 7, 0), (1, 8, 0), (2, 8, 0)]), None);
         assert_eq!(last(&[(0, 7, 0), (1, 8, 0), (2, 9, 0)]), Some(Kind::LinkDown));
         assert_eq!(last(&[(0, 7, 0), (1, 0, 0), (2, 1, 0)]), Some(Kind::LinkDown), "after a reset");
+    }
+
+    #[test]
+    fn what_another_agent_read_before_is_no_reset() {
+        let mut links = Links::default();
+        let mut read = |s: i64, downed, errors| links.read(NodeId(1), "mlx5_0/1", downed, errors, Time(s * 1000));
+        assert_eq!(
+            [read(0, 7, 0), read(10, 8, 100), read(11, 7, 90), read(12, 8, 100)],
+            [None, Some(Kind::LinkDown), None, None]
+        );
+        assert_eq!(read(20, 8, 121), Some(Kind::LinkErrors));
     }
 
     #[test]
@@ -113,9 +135,9 @@ mod tests {
     fn memory_is_bounded_and_survives() {
         let mut links = Links::default();
         for s in 0..100_000 {
-            links.read(NodeId(1), 1, 0, s, Time(s as i64 * 1000));
+            links.read(NodeId(1), "mlx5_0/1", 0, s, Time(s as i64 * 1000));
         }
-        assert!(links.ports[&(NodeId(1), 1)].errors.len() <= 13);
+        assert!(links.ports[&(NodeId(1), "mlx5_0/1".to_owned())].errors.len() <= 13);
         let text = serde_json::to_string(&links).expect("writes");
         assert_eq!(serde_json::from_str::<Links>(&text).expect("reads"), links);
     }

@@ -70,16 +70,24 @@ pub struct Numbers {
 }
 
 impl Numbers {
-    /// Ranks start anew, from a checkpoint: what is in a row ends, what losses were stays known.
+    /// Ranks start anew: what is in a row ends. What losses were stays known as long as steps go on from where they
+    /// were.
     pub fn started(&mut self) {
-        (self.rank, self.step, self.not_finite, self.high) = (None, None, None, None);
+        (self.rank, self.not_finite, self.high) = (None, None, None);
         self.was_finite = false;
     }
 
     /// A rank told the loss of a step.
     pub fn loss(&mut self, rank: u32, step: u64, reading: Reading) -> Option<Shows> {
-        if self.rank.is_some_and(|r| r < rank) || (self.rank == Some(rank) && self.step.is_some_and(|s| s >= step)) {
+        if self.rank.is_some_and(|r| r < rank) || (self.rank == Some(rank) && self.step == Some(step)) {
             return None;
+        }
+        let mut anew = false;
+        // Of a rank that was followed, or the first of an epoch: it counts from an earlier step on, as of an older
+        // checkpoint, where the loss was another.
+        if self.rank.is_none_or(|r| r == rank) && self.step.is_some_and(|last| step <= last) {
+            self.recent.clear();
+            anew = self.high.take().is_some_and(|(_, n)| n >= SPIKE);
         }
         self.was_finite &= self.rank == Some(rank);
         (self.rank, self.step) = (Some(rank), Some(step));
@@ -93,7 +101,7 @@ impl Numbers {
             Reading::Micro(loss) => {
                 self.was_finite = true;
                 let was = self.not_finite.take().is_some_and(|(_, n)| n >= NOT_FINITE);
-                self.finite(step, loss).or(was.then_some(Shows::Over))
+                self.finite(step, loss).or((was || anew).then_some(Shows::Over))
             }
         }
     }
@@ -185,6 +193,23 @@ mod tests {
         assert_eq!(told[1..], [(1540, Shows::Over)]);
         losses[1500..].iter_mut().for_each(|l| *l += 2.0);
         assert_eq!(shown(losses).len(), 1, "one that stays is told once");
+    }
+
+    #[test]
+    fn a_resume_from_an_older_checkpoint_is_no_spike() {
+        let mut numbers = Numbers::default();
+        let mut read = |step: u64, loss: f64| numbers.loss(0, step, Reading::Micro((loss * 1e6) as i64));
+        let loss = |step: u64| 2.0 + 9.0 / (1.0 + step as f64 / 50.0);
+        assert!((0..500).all(|step| read(step, loss(step)).is_none()));
+        // In the same epoch, as the training itself went back.
+        assert!((20..500).all(|step| read(step, loss(step)).is_none()), "steps count anew");
+        numbers.started();
+        let mut read = |step: u64, loss: f64| numbers.loss(0, step, Reading::Micro((loss * 1e6) as i64));
+        assert!((10..500).all(|step| read(step, loss(step)).is_none()), "and in another epoch");
+        // Where it goes on from where it was, what was known still counts.
+        numbers.started();
+        let mut read = |step: u64, loss: f64| numbers.loss(0, step, Reading::Micro((loss * 1e6) as i64));
+        assert!((500..510).any(|step| matches!(read(step, 9.0), Some(Shows::Spike { .. }))));
     }
 
     #[test]

@@ -1,10 +1,13 @@
 //! Nodes and GPUs that are kept from work since they failed, until they passed a check.
 //!
-//! What an application did is never noted here. A fault that asks for it quarantines at once, others once they come
-//! again on the same node or GPU within a day; of faults for which nobody is to blame, only what two jobs saw counts.
+//! What an application did is never noted here, nor what says nothing of the node it is seen on: a hang, a full disk,
+//! the loss of a peer. A fault that asks for it quarantines at once, others once they come again on the same node or
+//! GPU within a day; of faults for which nobody is to blame, only what two jobs saw counts. Faults within [`EVENT`] of
+//! each other on one node are one event, which counts once: each job there sees it, and each detector.
 //!
 //! A budget bounds what automation takes from a pool, by a share of its nodes and by their number, and it never takes
-//! the last node that works. What would exceed it is told, and done once the budget allows.
+//! the last node that works, neither at once nor GPU by GPU. What would exceed it is told, and done once the budget
+//! allows.
 //!
 //! This is a book of its own: what people cordoned is neither read as a fault nor changed, and a node that passed its
 //! check stays cordoned where a person said so. One value for each pool; it is state, and survives a restart.
@@ -75,6 +78,8 @@ pub struct Pool {
     pub nodes: u32,
     /// Those that take work, apart from what is quarantined here: there, not cordoned and not closed.
     pub open: u32,
+    /// GPUs of each of its nodes: one of which so many are kept is kept as a whole.
+    pub gpus: u32,
 }
 
 /// What came of a fault.
@@ -99,6 +104,9 @@ pub enum Outcome {
     },
 }
 
+/// Faults of one node within this time of the first of them are one event.
+pub const EVENT: Span = Span::seconds(60);
+
 /// Faults that are kept of a node.
 const KEPT: usize = 16;
 
@@ -121,6 +129,9 @@ impl Quarantine {
         match fault.blame {
             Blame::Application | Blame::Platform => return Outcome::Ignored,
             Blame::Node | Blame::Gpu | Blame::Network | Blame::Unknown => {}
+        }
+        if matches!(fault.kind, Kind::Hang | Kind::BusyIdle | Kind::DiskFull | Kind::PeerLost) {
+            return Outcome::Ignored;
         }
         let seen = self.seen.entry(fault.node).or_default();
         seen.retain(|s| fault.at.since(s.at) <= rules.within);
@@ -182,6 +193,8 @@ impl Quarantine {
         if let Some(before) = before {
             kept.gpus = kept.gpus.zip(before.gpus).map(|(a, b)| a.or(b));
         }
+        // All of its GPUs are all of the node, however few at a time.
+        kept.gpus = kept.gpus.filter(|some| some.count() < pool.gpus);
         if let Some(limit) = self.limit(before, &kept, pool, rules) {
             let reason = format!("{}; {limit}", kept.reason);
             self.wanted.insert(node, kept);
@@ -229,18 +242,35 @@ fn due(seen: &VecDeque<Seen>, fault: &Seen, rules: &Rules) -> Option<(Option<u32
     let blamed = || seen.iter().filter(|s| s.blame != Blame::Unknown);
     let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX) >= rules.repeats.max(1);
     if fault.blame == Blame::Unknown {
-        let mut jobs: Vec<JobId> = seen.iter().filter(|s| s.blame == Blame::Unknown).filter_map(|s| s.job).collect();
-        jobs.sort_unstable();
-        jobs.dedup();
+        let mut jobs: Vec<JobId> = Vec::new();
+        let mut last = None;
+        for (at, job) in seen.iter().filter(|s| s.blame == Blame::Unknown).filter_map(|s| Some((s.at, s.job?))) {
+            if !jobs.contains(&job) && last.is_none_or(|last| at.since(last) > EVENT) {
+                jobs.push(job);
+                last = Some(at);
+            }
+        }
         let several = jobs.len() >= 2 && count(jobs.len());
         return several.then(|| (None, format!("{} jobs failed on it without another cause", jobs.len())));
     }
-    let same = blamed().filter(|s| s.gpu == fault.gpu && s.blame == fault.blame).count();
+    let same = events(blamed().filter(|s| s.gpu == fault.gpu && s.blame == fault.blame));
     if gpu.is_some() && count(same) {
         return Some((gpu, format!("{} for the {}", fault.kind, nth(same))));
     }
-    let all = blamed().count();
+    let all = events(blamed());
     count(all).then(|| (None, format!("{} faults within {}, the last of them: {}", all, rules.within, fault.kind)))
+}
+
+/// How many events these faults are, in the order in which they came.
+fn events<'a>(faults: impl Iterator<Item = &'a Seen>) -> usize {
+    let (mut n, mut begun) = (0, None);
+    for fault in faults {
+        if begun.is_none_or(|begun| fault.at.since(begun) > EVENT) {
+            n += 1;
+            begun = Some(fault.at);
+        }
+    }
+    n
 }
 
 fn nth(n: usize) -> String {

@@ -1,26 +1,20 @@
 //! The watch over one job's gang: facts in, news out.
 
-use super::culprit::{self, Because, Culprit, End, RankFacts};
+use super::Settings;
+use super::culprit::{self, Because, Culprit, RankFacts};
 use super::fault::Kind;
 use super::hang::{Hang, Stage};
 use super::numbers::{Numbers, Reading, Shows};
 use super::power::Power;
 use super::straggler::{Slow, Stragglers};
 use super::xid::{Asks, Judged, Xid};
-use super::{Settings, said};
 use crate::model::NodeId;
 use crate::time::{Span, Time};
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 
-/// How long is waited for the end of another rank where one ended only as it lost a peer.
-pub const SETTLE: Span = Span::seconds(3);
-
-/// How far apart an XID and the end of a rank that it explains may be.
-const EXPLAINS: Span = Span::minutes(2);
-
-/// XIDs of the gang's GPUs that are kept.
-const XIDS: usize = 16;
+/// Stacks that are kept: those of more ranks than any gang has.
+const STACKS: usize = 65_536;
 
 /// Findings of an epoch that are known to have been told; more are told again.
 const TOLD: usize = 1024;
@@ -53,8 +47,11 @@ pub enum Fact {
     },
     /// The training stands still for a checkpoint.
     CheckpointBegun,
-    /// A checkpoint is complete, or will not be.
-    CheckpointOver,
+    /// A checkpoint is over.
+    CheckpointOver {
+        /// Whether it is complete; else it will not be.
+        complete: bool,
+    },
     /// A sample of a rank's GPU.
     Gpu {
         /// The rank.
@@ -73,25 +70,24 @@ pub enum Fact {
     },
     /// A rank's stack was taken.
     Stack {
-        /// The rank.
+        /// Its worker.
+        worker: u32,
+        /// The rank, as its processes know it: of a launcher that starts several, it is their own.
         rank: u32,
         /// A number that is equal for equal stacks.
         stack: u64,
     },
-    /// A rank ended.
-    Exited {
+    /// A rank ended. Who was the first, and of what, is judged by the lifecycle once all are gone.
+    Ended {
         /// The rank.
         rank: u32,
-        /// The exit code, or 128 + the signal.
-        code: i32,
-        /// The signal.
-        signal: Option<i32>,
-        /// Whether its agent had begun to stop the ranks before.
-        stopping: bool,
-        /// Whether the kernel ended it as its memory was full.
-        out_of_memory: bool,
-        /// Its last lines.
-        last_lines: Vec<String>,
+        /// Whether it did what it had to: then the others may still, and else the gang stops.
+        ok: bool,
+    },
+    /// A step is the first of the epoch, of whatever rank.
+    FirstStep {
+        /// The step.
+        step: u64,
     },
     /// A worker's disk is full.
     DiskFull {
@@ -118,11 +114,6 @@ pub enum Fact {
         node: NodeId,
         /// The GPU's slot, if it is one of these.
         gpu: Option<u32>,
-    },
-    /// A worker is gone with its node or its agent.
-    NodeLost {
-        /// The worker.
-        worker: u32,
     },
     /// Whether a worker's agent is heard.
     Heard {
@@ -200,16 +191,14 @@ pub struct Watch {
     power: Power,
     stragglers: Stragglers,
     numbers: Numbers,
-    xids: VecDeque<(Time, NodeId, Option<u32>, Asks)>,
+    /// Stacks by rank, with the worker, since they were asked for.
+    stacks: BTreeMap<u32, (u32, u64)>,
     unheard: BTreeSet<u32>,
     told: BTreeSet<(Kind, u32, u32)>,
-    /// When the end of ranks is judged, while it is not.
-    judged_at: Option<Time>,
-    /// Whether an end was told: whoever only notices adds nothing to it.
-    judged: bool,
-    stopping: bool,
     /// What of the hang was told.
     stage: Stage,
+    /// Whether a hang was told in this epoch that has no culprit, and is not over.
+    unexplained: bool,
 }
 
 impl Watch {
@@ -217,6 +206,9 @@ impl Watch {
     /// job ever told a step.
     pub fn started(&mut self, nodes: Vec<NodeId>, per_worker: u32, tells_steps: bool, at: Time) {
         let ranks = nodes.len().saturating_mul(per_worker as usize);
+        if std::mem::take(&mut self.unexplained) {
+            self.hang.doubt();
+        }
         (self.nodes, self.per_worker) = (nodes, per_worker);
         self.ranks = vec![RankFacts::default(); ranks];
         self.hang.started(at);
@@ -226,11 +218,23 @@ impl Watch {
         self.power.started();
         self.stragglers.started();
         self.numbers.started();
-        self.xids.clear();
         self.unheard.clear();
+        self.stacks.clear();
         self.hang.heard(true, at);
         self.told.clear();
-        (self.judged_at, self.judged, self.stopping, self.stage) = (None, false, false, Stage::Fine);
+        self.stage = Stage::Fine;
+    }
+
+    /// The ranks are gone, or being stopped: nothing is told of them any more, and only what is learned of the job is
+    /// kept.
+    pub fn stopped(&mut self) {
+        self.hang.stopped();
+        (self.nodes, self.ranks) = (Vec::new(), Vec::new());
+        self.power.started();
+        self.stragglers.started();
+        self.unheard.clear();
+        self.stacks.clear();
+        self.told.clear();
     }
 
     /// After [`Watch::started`], that the ranks had made steps before this control plane looked.
@@ -266,8 +270,11 @@ impl Watch {
                 self.hang.checkpoint_begun(at);
                 self.calm(&mut news);
             }
-            Fact::CheckpointOver => {
+            Fact::CheckpointOver { complete } => {
                 self.hang.checkpoint_over(at);
+                if *complete {
+                    self.hang.trust();
+                }
                 self.power.step(at);
                 self.calm(&mut news);
             }
@@ -280,14 +287,18 @@ impl Watch {
                     known.collective = known.collective.max(Some(*number));
                 }
             }
-            Fact::Stack { rank, stack } => {
-                if let Some(known) = self.ranks.get_mut(*rank as usize) {
-                    known.stack = Some(*stack);
+            Fact::Stack { worker, rank, stack } => {
+                if (*worker as usize) < self.nodes.len() && self.stacks.len() < STACKS {
+                    self.stacks.insert(*rank, (*worker, *stack));
                 }
             }
-            Fact::Exited { rank, code, signal, stopping, out_of_memory, last_lines } => {
-                let kind = said::ended(*code, *signal, *out_of_memory, last_lines);
-                self.exited(*rank, kind, *stopping, at, now, settings);
+            Fact::Ended { ok: true, .. } => self.hang.finishing(at),
+            Fact::Ended { ok: false, .. } => self.hang.stopped(),
+            Fact::FirstStep { step } => {
+                if self.hang.step(*step, at) {
+                    self.power.step(at);
+                    self.calm(&mut news);
+                }
             }
             Fact::DiskFull { worker } => {
                 let finding = Finding::new(Kind::DiskFull, at, String::new());
@@ -303,11 +314,6 @@ impl Watch {
                 let finding = Finding::new(Kind::DeviceUnhealthy, at, String::new());
                 self.on_node(Finding { node: Some(*node), gpu: *gpu, ..finding }, settings, &mut news);
             }
-            Fact::NodeLost { worker } => {
-                let finding = Finding::new(Kind::NodeLost, at, String::new());
-                let node = self.nodes.get(*worker as usize).copied();
-                self.found(Finding { node, ..finding }, *worker, settings, &mut news);
-            }
             Fact::Heard { worker, heard } => {
                 let known = (*worker as usize) < self.nodes.len();
                 if known && if *heard { self.unheard.remove(worker) } else { self.unheard.insert(*worker) } {
@@ -316,10 +322,7 @@ impl Watch {
                     self.calm(&mut news);
                 }
             }
-            Fact::Stopping => {
-                self.stopping = true;
-                self.hang.stopped();
-            }
+            Fact::Stopping => self.hang.stopped(),
         }
         news.extend(self.tick(now, settings));
         news
@@ -329,41 +332,52 @@ impl Watch {
     #[must_use]
     pub fn next_deadline(&self, settings: &Settings) -> Option<Time> {
         let hang = self.hang.next(&settings.hang).filter(|_| settings.on(Kind::Hang));
-        let power = self.power.due(&settings.power).filter(|_| self.asks_power(settings));
-        [hang, power, self.judged_at].into_iter().flatten().min()
+        [hang, self.waits_in_vain(settings)].into_iter().flatten().min()
     }
 
     /// What has become true by the passing of time.
     pub fn tick(&mut self, now: Time, settings: &Settings) -> Vec<News> {
         let mut news = Vec::new();
-        if self.judged_at.is_some_and(|due| due <= now) {
-            self.judged_at = None;
-            self.judge_ends(settings, &mut news);
+        let hangs = settings.on(Kind::Hang);
+        let mut stage = if hangs { self.hang.ask(now, &settings.hang) } else { Stage::Fine };
+        if self.waits_in_vain(settings).is_some_and(|due| due <= now) {
+            let quiet = self.hang.quiet(now);
+            let detail = format!("most GPUs only wait, and no step for {quiet}");
+            let finding = Finding::new(Kind::BusyIdle, now - quiet, detail);
+            let finding = finding.of(self.culprit().as_ref());
+            self.unexplained = finding.rank.is_none();
+            self.found(finding, 0, settings, &mut news);
+            if hangs && self.hang.confirm() {
+                stage = Stage::Hung;
+            }
         }
-        if self.asks_power(settings) && self.power.due(&settings.power).is_some_and(|due| due <= now) {
-            let detail = format!("most GPUs only wait, and no step for {}", self.hang.quiet(now));
-            let finding = Finding::new(Kind::BusyIdle, now - self.hang.quiet(now), detail);
-            let culprit = self.culprit();
-            self.found(finding.of(culprit.as_ref()), 0, settings, &mut news);
-            self.hang.confirm();
-        }
-        if settings.on(Kind::Hang) {
-            let stage = self.hang.ask(now, &settings.hang);
-            self.hung(stage, now, settings, &mut news);
-        }
+        self.hung(stage, now, settings, &mut news);
         news
     }
 
-    /// The rank that is to be named for what is wrong now: the one that failed first, or that is not where all others
-    /// wait. To be asked again once stacks have come.
+    /// The rank that is to be named for a hang: that which is not where all others wait. To be asked again once stacks
+    /// have come.
     #[must_use]
     pub fn culprit(&self) -> Option<Culprit> {
         let node = |rank| self.node_of(rank).unwrap_or(NodeId(u32::MAX));
-        if self.ranks.iter().any(|f| f.end.is_some()) {
-            culprit::of_failure(&self.ranks, node)
-        } else {
-            culprit::of_hang(&self.ranks, node)
+        let of = |worker: u32| self.nodes.get(worker as usize).copied().unwrap_or(NodeId(u32::MAX));
+        let each = self.per_worker.max(1);
+        if self.stacks.iter().all(|(rank, (worker, _))| *rank < self.size() && rank / each == *worker) {
+            let mut ranks = self.ranks.clone();
+            for (rank, (_, stack)) in &self.stacks {
+                ranks[*rank as usize].stack = Some(*stack);
+            }
+            return culprit::of_hang(&ranks, node);
         }
+        // A launcher counts the ranks that it started, of which only stacks are known.
+        culprit::of_hang(&self.ranks, node).or_else(|| {
+            let stacks: Vec<(u32, u32, u64)> =
+                self.stacks.iter().map(|(rank, (w, stack))| (*rank, *w, *stack)).collect();
+            let facts = |(_, _, stack): &(u32, u32, u64)| RankFacts { stack: Some(*stack), ..RankFacts::default() };
+            let ranks: Vec<RankFacts> = stacks.iter().map(facts).collect();
+            let named = culprit::of_hang(&ranks, |index| of(stacks[index as usize].1))?;
+            Some(Culprit { rank: stacks[named.rank as usize].0, ..named })
+        })
     }
 
     /// The p99 of the time between two reports of steps.
@@ -385,9 +399,9 @@ impl Watch {
         if known.step.replace(step).is_some_and(|last| step < last) {
             self.hang.counts_anew(at);
         }
-        // What its stack was before says nothing of where it is now.
-        known.stack = None;
         if self.hang.step(step, at) {
+            // What the stacks were says nothing of where ranks are now.
+            self.stacks.clear();
             self.power.step(at);
             self.calm(news);
             if self.told.remove(&(Kind::BusyIdle, 0, 0)) && settings.on(Kind::BusyIdle) {
@@ -404,7 +418,7 @@ impl Watch {
         if self.stage >= Stage::Suspected {
             news.push(News::Over(Kind::Hang));
         }
-        self.stage = Stage::Fine;
+        (self.stage, self.unexplained) = (Stage::Fine, false);
     }
 
     fn hung(&mut self, stage: Stage, now: Time, settings: &Settings, news: &mut Vec<News>) {
@@ -412,6 +426,8 @@ impl Watch {
             return;
         }
         if self.stage < Stage::Quiet {
+            // Of an earlier pause: they say nothing of this one.
+            self.stacks.clear();
             news.push(News::TakeStacks);
         }
         self.stage = stage;
@@ -419,7 +435,7 @@ impl Watch {
             return;
         }
         let quiet = self.hang.quiet(now);
-        let (told, _) = self.hang.limits(&settings.hang);
+        let told = self.hang.doubled(self.hang.limits(&settings.hang).0);
         let usual = match self.hang.p99() {
             Some(p99) if self.hang.between_steps() => {
                 format!("99 of 100 steps take at most {p99}, and {told} is waited")
@@ -428,11 +444,17 @@ impl Watch {
         };
         let finding = Finding::new(Kind::Hang, now - quiet, format!("no step for {quiet}: {usual}"));
         let finding = finding.of(self.culprit().as_ref());
+        self.unexplained = finding.rank.is_none();
         news.push(if stage == Stage::Hung { News::Found(finding) } else { News::Suspected(finding) });
     }
 
-    fn asks_power(&self, settings: &Settings) -> bool {
-        settings.on(Kind::BusyIdle) && self.hang.between_steps() && !self.told.contains(&(Kind::BusyIdle, 0, 0))
+    /// When GPUs have only waited for so long that it is told: not before a step is missed, as in a long one they may
+    /// wait for data.
+    fn waits_in_vain(&self, settings: &Settings) -> Option<Time> {
+        if !settings.on(Kind::BusyIdle) || self.told.contains(&(Kind::BusyIdle, 0, 0)) {
+            return None;
+        }
+        Some(self.power.due(&settings.power)?.max(self.hang.missed(&settings.hang)?))
     }
 
     fn loss(&mut self, rank: u32, step: u64, reading: Reading, at: Time, settings: &Settings, news: &mut Vec<News>) {
@@ -467,51 +489,9 @@ impl Watch {
         }
     }
 
-    fn exited(&mut self, rank: u32, kind: Option<Kind>, stopping: bool, at: Time, now: Time, settings: &Settings) {
-        let Some(kind) = kind else {
-            // It did what it had to; the others may still.
-            self.hang.finishing(at);
-            return;
-        };
-        let kind = if settings.on(kind) { kind } else { Kind::Exit };
-        let Some(known) = self.ranks.get_mut(rank as usize).filter(|known| known.end.is_none()) else { return };
-        known.end = Some(End { at, kind, stopping });
-        let noticed = matches!(kind, Kind::PeerLost | Kind::NcclTimeout);
-        let nothing_new = self.told.contains(&(kind, u32::MAX, 0)) || (noticed && self.judged);
-        if stopping || self.stopping || !settings.on(kind) || nothing_new {
-            return;
-        }
-        let due = if noticed { now + SETTLE } else { now };
-        self.judged_at = Some(self.judged_at.map_or(due, |before| before.min(due)));
-    }
-
-    /// Ranks have ended: who was the first, and of what.
-    fn judge_ends(&mut self, settings: &Settings, news: &mut Vec<News>) {
-        let Some(culprit) = self.culprit() else { return };
-        let own = self.ranks.get(culprit.rank as usize).and_then(|f| f.end);
-        // The culprit may live, where the others only noticed.
-        let first = || self.ranks.iter().filter_map(|f| f.end).filter(|e| !e.stopping).min_by_key(|e| e.at);
-        let Some(End { at, kind, .. }) = own.or_else(first) else { return };
-        let explains = |x: &&(Time, NodeId, Option<u32>, Asks)| {
-            x.1 == culprit.node && x.3.is_fatal() && (x.0.since(at) <= EXPLAINS && at.since(x.0) <= EXPLAINS)
-        };
-        let xid = self.xids.iter().filter(explains).max_by_key(|(_, _, _, asks)| *asks).copied();
-        let finding = Finding::new(kind, at, String::new()).of(Some(&culprit));
-        let (asks, gpu) = xid.map_or((None, None), |(_, _, gpu, asks)| (Some(asks), gpu));
-        self.hang.stopped();
-        self.judged = true;
-        self.found(Finding { asks, gpu, ..finding }, u32::MAX, settings, news);
-    }
-
     fn xid(&mut self, xid: &Xid, judged: &Judged, at: Time, settings: &Settings, news: &mut Vec<News>) {
         if !self.nodes.contains(&xid.node) {
             return;
-        }
-        if self.xids.len() >= XIDS {
-            self.xids.pop_front();
-        }
-        if settings.on(Kind::Xid) {
-            self.xids.push_back((at, xid.node, xid.gpu, judged.asks));
         }
         let means = super::xid::means(xid.number).map(|m| format!(", {m}")).unwrap_or_default();
         let again = if judged.repeated { ", not for the first time" } else { "" };

@@ -66,6 +66,9 @@ impl Asks {
     }
 }
 
+/// The XID that has the driver's own verdict in its line, see [`verdict`].
+pub const VERDICT: u32 = 154;
+
 /// What an XID asks for by itself. 154 is the driver's own verdict, see [`verdict`]; without its words it cordons.
 #[must_use]
 pub fn asks(number: u32) -> Asks {
@@ -161,6 +164,10 @@ const WINDOW: Span = Span::minutes(24 * 60);
 /// Fatal XIDs of one GPU within the window that go to support.
 const SUPPORT: usize = 5;
 
+/// Lines with one number of one GPU that come within this time of each other are one event: the driver prints one for
+/// each engine or page, and each agent on a node reads them all.
+const EVENT: Span = Span::seconds(5);
+
 /// XIDs that are kept of a GPU: more decide nothing.
 const KEPT: usize = 16;
 
@@ -183,11 +190,16 @@ impl Xids {
         self.forget(at);
         let key = (xid.node, xid.gpu.map_or(0, |slot| slot + 1));
         let own = self.seen.entry(key).or_default();
-        let twice = own.iter().any(|(_, n)| *n == 31) && xid.number == 31;
-        own.push_back((at, xid.number));
-        if own.len() > KEPT {
-            own.pop_front();
+        let event = own.iter().rposition(|(last, n)| *n == xid.number && at.since(*last) <= EVENT);
+        if let Some((last, _)) = event.and_then(|event| own.get_mut(event)) {
+            *last = at.max(*last);
+        } else {
+            own.push_back((at, xid.number));
+            if own.len() > KEPT {
+                own.pop_front();
+            }
         }
+        let twice = xid.number == 31 && own.iter().filter(|(_, n)| *n == 31).count() > 1;
         let fatal = own.iter().filter(|(_, n)| asks(*n).is_fatal()).count();
         if let Some(asks) = xid.verdict {
             return Judged { asks, blame: asks.blame(), repeated: false };
@@ -222,9 +234,7 @@ impl Xids {
             oldest.map(|key| self.seen.remove(&key));
         }
         for xids in self.seen.values_mut() {
-            while xids.front().is_some_and(|(at, _)| now.since(*at) > WINDOW) {
-                xids.pop_front();
-            }
+            xids.retain(|(at, _)| now.since(*at) <= WINDOW);
         }
         self.seen.retain(|_, xids| !xids.is_empty());
     }
@@ -274,7 +284,7 @@ mod tests {
         assert_eq!(last(&[(0, 31, 0, 3), (25, 31, 0, 3)]).blame, Blame::Application, "a day has passed");
         let several = last(&[(0, 31, 0, 3), (1, 31, 0, 3), (1, 31, 1, 5)]);
         assert_eq!(several.blame, Blame::Application, "on several GPUs of the job");
-        let other = last(&[(0, 31, 7, 3), (1, 31, 0, 3), (1, 31, 0, 3)]);
+        let other = last(&[(0, 31, 7, 3), (1, 31, 0, 3), (2, 31, 0, 3)]);
         assert_eq!(other.blame, Blame::Gpu, "on a node of another job it says nothing");
     }
 
@@ -284,6 +294,19 @@ mod tests {
         assert_eq!(last(&xids[..5]).asks, Asks::Watch);
         assert_eq!((last(&xids).asks, last(&xids).repeated), (Asks::Support, true));
         assert!(!last(&[(0, 13, 0, 1), (0, 13, 0, 2), (0, 13, 0, 3), (0, 13, 0, 4), (0, 13, 0, 5)]).repeated);
+    }
+
+    #[test]
+    fn an_event_of_many_lines_counts_once() {
+        let mut seen = Xids::default();
+        let job: BTreeSet<_> = [(NodeId(0), 3)].into();
+        let mut judge = |number, ms| seen.judge(&xid(number, 0, 3), Time(ms), &job);
+        for line in 0..20 {
+            let judged = judge(31, line * 400);
+            assert_eq!((judged.asks, judged.repeated), (Asks::RestartApplication, false), "line {line}");
+            assert!(!judge(13, line * 400).repeated, "another number is an event of its own, line {line}");
+        }
+        assert_eq!(judge(31, 7_600 + 5_001).blame, Blame::Gpu, "another event");
     }
 
     #[test]
@@ -313,12 +336,12 @@ mod tests {
     fn memory_is_bounded_and_survives() {
         let mut seen = Xids::default();
         for i in 0..10_000 {
-            seen.judge(&xid(13, 0, 1), Time(i), &BTreeSet::new());
+            seen.judge(&xid(13, 0, 1), Time(i * 6000), &BTreeSet::new());
         }
         assert_eq!(seen.of(NodeId(0), 1).count(), KEPT);
         let text = serde_json::to_string(&seen).expect("writes");
         assert_eq!(serde_json::from_str::<Xids>(&text).expect("reads"), seen);
-        seen.judge(&xid(13, 1, 1), Time(25 * HOUR), &BTreeSet::new());
+        seen.judge(&xid(13, 1, 1), Time(42 * HOUR), &BTreeSet::new());
         assert_eq!(seen.of(NodeId(0), 1).count(), 0, "yesterday's are forgotten");
     }
 }

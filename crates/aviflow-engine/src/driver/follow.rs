@@ -133,7 +133,13 @@ mod tests {
         let (sender, _messages) = std::sync::mpsc::channel();
         let (_commits, changed) = watch::channel(0);
         let followers = Followers::default();
-        let handle = Handle { sender, changed, followers: followers.clone(), meter: Default::default() };
+        let handle = Handle {
+            sender,
+            changed,
+            followers: followers.clone(),
+            meter: Default::default(),
+            feed: Default::default(),
+        };
         followers.turned(&turn(&[1], &[]), Time(5));
         let follower = handle.follow();
         assert!(follower.generation.has_changed().unwrap_or(false), "who begins has not seen what there is");

@@ -92,6 +92,12 @@ pub(crate) const DROPPED_LOGS: Family = family(
     &[],
     "Bytes of output that agents had no room for while the control plane was away.",
 );
+pub(crate) const DROPPED_NOTICES: Family = family(
+    "aviflow_watch_dropped_notices_total",
+    Counter,
+    &[],
+    "What was noticed of running gangs and could not be looked at.",
+);
 pub(crate) const DROPPED_POINTS: Family =
     family("aviflow_series_dropped_points_total", Counter, &[], "Points of progress that could not be kept.");
 pub(crate) const APISERVER: Family = family(
@@ -209,6 +215,7 @@ pub(crate) const ALL: &[&Family] = &[
     &AGENTS,
     &DROPPED_LOGS,
     &DROPPED_POINTS,
+    &DROPPED_NOTICES,
     &APISERVER,
     &SOURCES,
     &XIDS,

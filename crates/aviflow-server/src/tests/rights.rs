@@ -113,6 +113,7 @@ fn table() -> BTreeMap<(&'static str, &'static str), Needed> {
             Some(json!({"to": {"kind": "port", "port": 1}})),
         ),
         ("POST", "/v1/jobs/{name}/channels/{channel}", vec![part(Create, Part::Exec)], Some(json!({}))),
+        ("GET", "/v1/jobs/{name}/stacks", vec![part(Get, Part::Log)], None),
         ("POST", "/v1/jobs/{name}/stacks", vec![part(Create, Part::Exec)], Some(json!({}))),
         ("HEAD", "/v1/objects/{sha256}", vec![jobs(Create)], None),
         ("PUT", "/v1/objects/{sha256}", vec![jobs(Create)], None),

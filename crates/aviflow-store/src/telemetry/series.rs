@@ -135,8 +135,9 @@ impl Writer {
         let point = finite(point);
         {
             let mut latest = lock(&self.shared.latest);
-            if latest.get(&job).is_none_or(|before| supersedes(&point, before)) {
-                latest.insert(job, point.clone());
+            match latest.get_mut(&job) {
+                Some(before) => follow(before, &point),
+                None => drop(latest.insert(job, point.clone())),
             }
         }
         let sent = self.queue.as_ref().is_some_and(|q| q.try_send(Message::Point(job, point)).is_ok());
@@ -169,7 +170,10 @@ impl Writer {
         // From a process before this one.
         let (points, _) = read(&path(&self.folder, job))?;
         let points = points.into_iter().map(|p| p.point);
-        let latest = points.reduce(|before, point| if supersedes(&point, &before) { point } else { before });
+        let latest = points.reduce(|mut before, point| {
+            follow(&mut before, &point);
+            before
+        });
         if let Some(point) = &latest {
             lock(&self.shared.latest).entry(job).or_insert_with(|| point.clone());
         }
@@ -196,6 +200,23 @@ impl Writer {
 /// one of them is enough, the lowest that reports in the latest attempt.
 fn supersedes(point: &Point, before: &Point) -> bool {
     point.attempt > before.attempt || point.attempt == before.attempt && point.rank <= before.rank
+}
+
+/// The last word on a job, after another point. An evaluation adds to what is known of the training, and hides nothing.
+fn follow(latest: &mut Point, point: &Point) {
+    if !supersedes(point, latest) {
+        return;
+    }
+    if point.is_evaluation() && point.attempt == latest.attempt {
+        for name in point.values.keys().chain(point.odd.keys()) {
+            latest.values.remove(name);
+            latest.odd.remove(name);
+        }
+        latest.values.extend(point.values.clone());
+        latest.odd.extend(point.odd.clone());
+    } else {
+        latest.clone_from(point);
+    }
 }
 
 /// JSON has no word for what is not finite, so that moves to `odd`.

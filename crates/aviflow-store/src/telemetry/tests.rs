@@ -321,6 +321,26 @@ fn the_latest_point_is_that_of_the_lowest_rank_that_reports() {
 }
 
 #[test]
+fn an_evaluation_hides_no_loss() {
+    let (folder, t) = open();
+    let told = |step, values: &[(&str, f64)]| Point {
+        values: values.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect(),
+        ..point(0, step)
+    };
+    let latest = |t: &FileTelemetry| t.latest(JOB).unwrap().map(|p| (p.step, p.values.into_iter().collect::<Vec<_>>()));
+    let values = |all: &[(&str, f64)]| all.iter().map(|(n, v)| ((*n).to_owned(), *v)).collect::<Vec<_>>();
+    t.progress(JOB, told(20, &[("loss", 2.5), ("mfu", 0.4)]));
+    t.progress(JOB, told(18, &[("eval_loss", 2.75)]));
+    let both = Some((20, values(&[("eval_loss", 2.75), ("loss", 2.5), ("mfu", 0.4)])));
+    assert_eq!(latest(&t), both);
+    drop(t);
+    let t = FileTelemetry::open(folder.path()).unwrap();
+    assert_eq!(latest(&t), both, "from the file");
+    t.progress(JOB, told(21, &[("loss", 2.25)]));
+    assert_eq!(latest(&t), Some((21, values(&[("loss", 2.25)]))));
+}
+
+#[test]
 fn a_removed_job_takes_its_files_with_it() {
     let (folder, t) = open();
     t.log_append(key(1, 0), 0, "10 0 o one\n").unwrap();

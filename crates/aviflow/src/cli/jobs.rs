@@ -444,7 +444,8 @@ is ended for it: Python tells its stacks itself, the kernel says what threads wa
 
 Examples:
   aviflow stacks tiny-gpt
-  aviflow stacks tiny-gpt --rank 3 --all")]
+  aviflow stacks tiny-gpt --rank 3 --all
+  aviflow stacks tiny-gpt --last")]
 pub struct StacksArgs {
     /// The job
     pub job: String,
@@ -456,6 +457,10 @@ pub struct StacksArgs {
     /// All threads of all processes, also of those that ranks have started
     #[arg(short, long)]
     pub all: bool,
+
+    /// Those that were taken when it last stood still, also after it has ended
+    #[arg(long, conflicts_with = "rank")]
+    pub last: bool,
 
     /// The form of the answer
     #[command(flatten)]

@@ -256,6 +256,16 @@ pub struct ServeArgs {
     )]
     pub gpu_metrics_every: Option<u32>,
 
+    /// Seconds that are waited for a step of a training, at least, before it is taken to hang; it is waited longer where
+    /// its steps take longer. All other waits are shorter in proportion, so that less than 30 is for tests [default: 30]
+    #[arg(
+        long,
+        env = "AVIFLOW_HANG_AFTER",
+        value_name = "SECONDS",
+        value_parser = clap::value_parser!(u32).range(1..=86_400)
+    )]
+    pub hang_after: Option<u32>,
+
     /// In a session of its own; says on standard output, in one line of JSON, that it serves
     #[arg(long, hide = true)]
     pub background: bool,

@@ -2,7 +2,7 @@
 
 use super::{Client, Lines, encode, job_path};
 use crate::error::{Result, While};
-use aviflow_api::rest::{AskStacks, ChannelFrame, ChannelInput, OpenChannel, Stacks};
+use aviflow_api::rest::{AskStacks, ChannelFrame, ChannelInput, OpenChannel, Stacks, TakenStacks};
 use std::time::Duration;
 use ureq::SendBody;
 
@@ -13,6 +13,11 @@ impl Client {
     /// What the processes of a job are doing.
     pub fn stacks(&self, name: &str, asked: &AskStacks) -> Result<Stacks> {
         self.named(name, self.post(&job_path(name, "/stacks"), asked))
+    }
+
+    /// What they were doing when it last stood still.
+    pub fn last_stacks(&self, name: &str) -> Result<TakenStacks> {
+        self.named(name, self.get(&job_path(name, "/stacks"), &[]))
     }
 
     /// Opens a channel beside a rank.

@@ -2,8 +2,9 @@
 
 use super::View;
 use super::job::ranges;
+use super::number::ago;
 use super::style::{Styled, clean};
-use aviflow_api::rest::{ProcessStacks, StackFrame, StackGroup, StackThreads, Stacks, WorkerStacks};
+use aviflow_api::rest::{ProcessStacks, StackFrame, StackGroup, StackThreads, Stacks, TakenStacks, WorkerStacks};
 use std::fmt::Write as _;
 
 /// `aviflow stacks`. With `all`, every thread of every process.
@@ -24,6 +25,14 @@ pub fn stacks(stacks: &Stacks, all: bool, view: View) -> String {
         let _ = writeln!(out, "{} {}", format!("worker {}:", missing.worker).style(view.style, "31"), missing.reason);
     }
     out
+}
+
+/// `aviflow stacks --last`.
+pub fn taken_then(taken: &TakenStacks, all: bool, view: View) -> String {
+    let TakenStacks { at, epoch, stacks: told } = taken;
+    let again = if *epoch > 1 { format!(", start {epoch}") } else { String::new() };
+    let when = format!("taken {} as it stood still, attempt {}{again}", ago(*at, view.now), told.attempt);
+    format!("{}\n{}", when.style(view.style, "2"), stacks(told, all, view))
 }
 
 fn put_group(out: &mut String, group: &StackGroup, view: View) {
@@ -203,6 +212,16 @@ mod tests {
         let text = stacks(&sample(), true, view);
         assert!(!text.contains('\x1b'));
         insta::assert_snapshot!(text);
+    }
+
+    #[test]
+    fn of_those_that_were_taken_it_is_said_when() {
+        let view = View { now: 7_500_000, width: None, style: Style::plain() };
+        let taken = TakenStacks { at: 300_000, epoch: 3, stacks: sample() };
+        let text = taken_then(&taken, false, view);
+        let (first, rest) = text.split_once('\n').expect("lines");
+        assert_eq!(first, "taken 2h ago as it stood still, attempt 2, start 3");
+        assert_eq!(rest, stacks(&sample(), false, view));
     }
 
     #[test]

@@ -16,7 +16,7 @@ use aviflow_core::model::JobId;
 use aviflow_core::time::Span;
 use aviflow_engine::driver::Handle;
 use aviflow_engine::ports::{ActKind, Cluster, Observation};
-use aviflow_engine::telemetry::StreamKey;
+use aviflow_engine::telemetry::{StreamKey, Telemetry};
 use aviflow_kube::api;
 use aviflow_kube::certified::{BINDING, Uncertified};
 use aviflow_kube::check::Check;
@@ -39,7 +39,6 @@ use aviflow_server::{
     Applied, Applies, Asked, Body, BodyAgent, ExecRefusal, ExecTarget, Identities, NodeTest, NotTaken, Opening,
     Resolving, Settling, Telling, Unavailable, Unresolved,
 };
-use aviflow_store::FileTelemetry;
 use aviflow_store::read::{ActFilter, Reader};
 use aviflow_tls::{CertificateDer, Listener};
 use std::collections::{BTreeMap, BTreeSet};
@@ -89,7 +88,7 @@ pub fn ground(
     (client, reader): (Client, Arc<dyn Reader>),
     home: PathBuf,
     objects: Arc<dyn Objects>,
-    telemetry: Arc<FileTelemetry>,
+    telemetry: Arc<dyn Telemetry>,
     report: impl Fn(Observation, Option<Durable>) + Send + Sync + 'static,
     runtime: &Runtime,
 ) -> Result<Ground> {

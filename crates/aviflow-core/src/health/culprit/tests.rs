@@ -32,6 +32,11 @@ fn the_first_that_failed_is_named_and_not_who_noticed() {
         // Within the skew of clocks, who knows why.
         (vec![end(1000, Kind::Exit), end(1200, Kind::Cuda)], Some((1, Because::FailedFirst))),
         (vec![end(1000, Kind::Exit), end(2000, Kind::Cuda)], Some((0, Because::FailedFirst))),
+        // An error of NCCL is a cause where nobody ended before, and else an echo.
+        (vec![alive, end(1000, Kind::Nccl), end(2000, lost)], Some((1, Because::FailedFirst))),
+        (vec![alive, end(3000, Kind::Nccl), end(1000, lost)], Some((2, Because::EndedFirst))),
+        (vec![end(1000, Kind::Nccl), end(1200, Kind::Exit)], Some((1, Because::FailedFirst))),
+        (vec![end(9000, Kind::Nccl), end(1000, lost)], Some((0, Because::FailedFirst))),
         // Whom they lost said nothing.
         (vec![alive, end(1010, lost), end(1000, lost)], Some((2, Because::EndedFirst))),
         (vec![stopped(1), stopped(2)], None),

@@ -307,3 +307,14 @@ fn who_has_made_the_last_step_makes_no_more() {
     hang.active(last + Span::minutes(10));
     assert_eq!(hung_after(&hang, last), Some(2400), "it still says something");
 }
+
+#[test]
+fn what_is_doubted_is_waited_for_twice_as_long() {
+    let (mut hang, last) = steady(400);
+    for wait in [30, 60, 120, 240, 240] {
+        assert_eq!(hung_after(&hang, last), Some(wait));
+        hang.doubt();
+    }
+    hang.trust();
+    assert_eq!(hung_after(&hang, last), Some(30));
+}

@@ -1,6 +1,6 @@
 use super::*;
 
-const POOL: Pool = Pool { nodes: 100, open: 100 };
+const POOL: Pool = Pool { nodes: 100, open: 100, gpus: 8 };
 const HOUR: i64 = 3_600_000;
 
 fn fault(node: u32, blame: Blame, hour: i64) -> Seen {
@@ -60,6 +60,53 @@ fn what_nobody_is_to_blame_for_counts_if_two_jobs_saw_it() {
 }
 
 #[test]
+fn one_event_counts_once_whoever_saw_it() {
+    let mut q = Quarantine::default();
+    let after = |seconds: i64, fault: Seen| Seen { at: fault.at + Span::seconds(seconds), ..fault };
+    // Of one event: two jobs on the node, and each of their detectors.
+    for (seconds, blame, job) in [(0, Blame::Node, 1), (2, Blame::Network, 1), (9, Blame::Node, 2), (60, Blame::Gpu, 2)]
+    {
+        let seen = Seen { job: Some(JobId(job)), ..fault(1, blame, 0) };
+        assert_eq!(note(&mut q, after(seconds, seen)), Outcome::Noted, "after {seconds} s");
+    }
+    assert!(taken(&note(&mut q, after(61, fault(1, Blame::Node, 0)))), "another event");
+    // Jobs that fail at one time for which nobody is to blame have that in common, and not the node.
+    let mut q = Quarantine::default();
+    let unknown = |job, seconds| after(seconds, Seen { job: Some(JobId(job)), ..fault(1, Blame::Unknown, 0) });
+    assert_eq!([note(&mut q, unknown(1, 0)), note(&mut q, unknown(2, 30))], [Outcome::Noted, Outcome::Noted]);
+    assert!(taken(&note(&mut q, unknown(3, 200))));
+}
+
+#[test]
+fn what_says_nothing_of_the_node_does_not_count() {
+    let mut q = Quarantine::default();
+    for kind in [Kind::Hang, Kind::BusyIdle, Kind::DiskFull, Kind::PeerLost] {
+        for hour in 0..3 {
+            assert_eq!(note(&mut q, Seen { kind, ..fault(1, Blame::Unknown, hour) }), Outcome::Ignored, "{kind}");
+        }
+    }
+    assert_eq!(q, Quarantine::default());
+}
+
+#[test]
+fn the_last_node_is_not_taken_gpu_by_gpu() {
+    let pool = Pool { nodes: 2, open: 2, gpus: 4 };
+    let gpu = |node, slot| Seen { gpu: Some(slot), at_once: true, ..fault(node, Blame::Gpu, 0) };
+    let rules = Rules { percent: 100, ..Rules::default() };
+    let mut q = Quarantine::default();
+    for slot in 0..4 {
+        assert!(taken(&q.note(&gpu(1, slot), pool, &rules)), "GPU {slot} of the first");
+    }
+    assert_eq!(q.kept().next().and_then(|(_, kept)| kept.gpus), None, "it is kept as a whole");
+    for slot in 0..3 {
+        assert!(taken(&q.note(&gpu(2, slot), pool, &rules)), "GPU {slot} of the last");
+    }
+    let Outcome::Exceeds { reason } = q.note(&gpu(2, 3), pool, &rules) else { panic!("its last GPU was taken") };
+    assert!(reason.contains("the last node that works"), "{reason}");
+    assert_eq!(q.of(NodeId(2), Slots::first(4)), Slots(0b111));
+}
+
+#[test]
 fn a_gpu_is_kept_alone_and_its_node_goes_on() {
     let mut q = Quarantine::default();
     let gpu = |slot, hour| Seen { gpu: Some(slot), ..fault(1, Blame::Gpu, hour) };
@@ -92,7 +139,7 @@ fn automation_never_empties_the_cluster() {
     for (nodes, cordoned, most) in
         [(1, 0, 0), (2, 0, 1), (2, 1, 0), (9, 0, 1), (20, 0, 2), (20, 19, 0), (100, 0, 10), (1000, 0, 16)]
     {
-        let pool = Pool { nodes, open: nodes - cordoned };
+        let pool = Pool { nodes, open: nodes - cordoned, gpus: 8 };
         let mut q = Quarantine::default();
         let (mut taken, mut told) = (0, 0);
         for node in 0..pool.open {
@@ -109,7 +156,7 @@ fn automation_never_empties_the_cluster() {
 
 #[test]
 fn what_exceeds_the_budget_is_done_once_it_allows() {
-    let pool = Pool { nodes: 20, open: 20 };
+    let pool = Pool { nodes: 20, open: 20, gpus: 8 };
     let mut q = Quarantine::default();
     let note = |q: &mut Quarantine, node, hour| {
         q.note(&Seen { at_once: true, ..fault(node, Blame::Node, hour) }, pool, &Rules::default())

@@ -46,11 +46,6 @@ impl World {
         }
     }
 
-    fn exits(&mut self, rank: u32, code: i32, line: &str) {
-        let last_lines = vec![line.to_owned()];
-        self.fact(Fact::Exited { rank, code, signal: None, stopping: false, out_of_memory: false, last_lines });
-    }
-
     /// What was found: the kind, the rank, and the seconds since `since`.
     fn found(&self, since: Time) -> Vec<(Kind, Option<u32>, i64)> {
         let found = self.news.iter().filter_map(|(at, news)| match news {
@@ -65,10 +60,6 @@ fn step(rank: u32, step: u64) -> Fact {
     Fact::Step { rank, step, total: None, loss: None, own_micros: None }
 }
 
-const PEER: &str =
-    "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:22110";
-const MEMORY: &str = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.";
-
 #[test]
 fn a_hang_names_the_rank_whose_stack_differs() {
     let mut w = World::new(2, Settings::default());
@@ -76,7 +67,7 @@ fn a_hang_names_the_rank_whose_stack_differs() {
     w.pass(21_000);
     assert_eq!(w.news, [(last + Span::seconds(20), News::TakeStacks)], "before it is a hang");
     for rank in 0..16 {
-        w.fact(Fact::Stack { rank, stack: u64::from(rank == 11) });
+        w.fact(Fact::Stack { worker: rank / 8, rank, stack: u64::from(rank == 11) });
     }
     w.pass(60_000);
     assert_eq!(w.found(last), [(Kind::Hang, Some(11), 30)]);
@@ -89,44 +80,33 @@ fn a_hang_names_the_rank_whose_stack_differs() {
 }
 
 #[test]
-fn an_explicit_fault_is_found_at_once_and_its_echo_is_not() {
-    let mut w = World::new(2, Settings::default());
-    let last = w.now;
-    w.exits(3, 1, MEMORY);
-    w.exits(4, 1, PEER);
-    w.pass(60_000);
-    assert_eq!(w.found(last), [(Kind::GpuOutOfMemory, Some(3), 0)]);
-    // Who noticed is heard first.
-    let mut w = World::new(2, Settings::default());
-    let last = w.now;
-    w.exits(4, 1, PEER);
-    w.pass(1000);
-    w.exits(3, 1, MEMORY);
-    w.pass(60_000);
-    assert_eq!(w.found(last), [(Kind::GpuOutOfMemory, Some(3), 1)]);
-    // Whom they lost says nothing.
-    let mut w = World::new(2, Settings::default());
-    let last = w.now;
-    w.exits(4, 1, PEER);
-    w.pass(1000);
-    w.exits(5, 1, PEER);
-    w.pass(60_000);
-    assert_eq!(w.found(last), [(Kind::PeerLost, Some(4), 3)], "a decision within 5 s");
-    // It says it later.
-    w.exits(9, 139, "");
-    assert_eq!(w.found(last).last(), Some(&(Kind::Signal, Some(9), 61)));
+fn ranks_of_a_launcher_are_named_as_it_counts_them() {
+    let mut watch = Watch::default();
+    let settings = Settings::default();
+    watch.started((0..2).map(NodeId).collect(), 1, true, Time(0));
+    for rank in 0..16 {
+        let fact = Fact::Stack { worker: rank / 8, rank, stack: u64::from(rank == 11) };
+        watch.fact(&fact, Time(0), Time(0), &settings);
+    }
+    let named = watch.culprit().map(|c| (c.rank, c.node, c.because));
+    assert_eq!(named, Some((11, NodeId(1), Because::OtherStack)));
+    watch.fact(&step(0, 1), Time(1), Time(1), &settings);
+    assert_eq!(watch.culprit(), None, "it goes on");
 }
 
 #[test]
 fn who_is_stopped_has_not_failed_and_who_is_done_does_not_hang() {
     let mut w = World::new(1, Settings::default());
     w.fact(Fact::Stopping);
-    w.exits(0, 1, PEER);
-    w.exits(1, 143, "");
     w.pass(10_000_000);
     assert_eq!(w.news, []);
     let mut w = World::new(1, Settings::default());
-    w.exits(0, 0, "done");
+    w.fact(Fact::Ended { rank: 3, ok: false });
+    w.steps(1);
+    w.pass(10_000_000);
+    assert_eq!(w.news, [], "the lifecycle judges ends, and steps of the others are no life of a gang");
+    let mut w = World::new(1, Settings::default());
+    w.fact(Fact::Ended { rank: 0, ok: true });
     w.pass(600_000);
     assert_eq!(w.news, [], "the others end when they end");
     let mut w = World::new(1, Settings::default());
@@ -136,23 +116,49 @@ fn who_is_stopped_has_not_failed_and_who_is_done_does_not_hang() {
 }
 
 #[test]
-fn the_driver_explains_what_ranks_say() {
-    for (number, asks, blame) in [(48, Asks::Cordon, Blame::Node), (31, Asks::RestartApplication, Blame::Application)] {
-        let mut w = World::new(2, Settings { off: [Kind::Hang].into(), ..Settings::default() });
-        let xid = Xid { number, node: NodeId(1), gpu: Some(2), verdict: None };
-        let judged = Xids::default().judge(&xid, w.now, &BTreeSet::new());
-        w.fact(Fact::Xid { xid, judged });
-        w.fact(Fact::Xid { xid, judged });
-        w.fact(Fact::Xid { xid: Xid { node: NodeId(7), ..xid }, judged });
-        w.pass(2000);
-        w.exits(11, 1, "RuntimeError: CUDA error: an illegal memory access was encountered");
-        let found: Vec<&Finding> =
-            w.news.iter().filter_map(|(_, n)| if let News::Found(f) = n { Some(f) } else { None }).collect();
-        let [first, exit] = found[..] else { panic!("{found:?}") };
-        assert_eq!((first.kind, first.asks, first.gpu), (Kind::Xid, Some(asks), Some(2)));
-        assert_eq!((exit.kind, exit.rank, exit.asks), (Kind::Cuda, Some(11), Some(asks)));
-        assert_eq!(judged.blame, blame);
-    }
+fn an_xid_is_told_once_and_only_of_the_gang_s_nodes() {
+    let mut w = World::new(2, Settings { off: [Kind::Hang].into(), ..Settings::default() });
+    let xid = Xid { number: 48, node: NodeId(1), gpu: Some(2), verdict: None };
+    let judged = Xids::default().judge(&xid, w.now, &BTreeSet::new());
+    w.fact(Fact::Xid { xid, judged });
+    w.fact(Fact::Xid { xid, judged });
+    w.fact(Fact::Xid { xid: Xid { node: NodeId(7), ..xid }, judged });
+    let [(_, News::Found(found))] = &w.news[..] else { panic!("{:?}", w.news) };
+    assert_eq!((found.kind, found.asks, found.gpu), (Kind::Xid, Some(Asks::Cordon), Some(2)));
+    assert_eq!(found.detail, "XID 48, double bit ECC error: cordon the node and check it");
+    assert_eq!(judged.blame, Blame::Node);
+}
+
+/// Lets it hang until that is acted on, and starts it again; after how many seconds it was found.
+fn hangs_again(w: &mut World) -> i64 {
+    let last = w.now;
+    w.pass(600_000);
+    let (_, _, after) = *w.found(last).last().expect("a hang");
+    w.watch.stopped();
+    w.watch.started((0..2).map(NodeId).collect(), 8, true, w.now);
+    w.news.clear();
+    w.steps(400);
+    after
+}
+
+#[test]
+fn the_next_hang_is_waited_for_longer_where_nobody_was_the_culprit() {
+    let mut w = World::new(2, Settings::default());
+    assert_eq!([hangs_again(&mut w), hangs_again(&mut w), hangs_again(&mut w)], [30, 60, 120]);
+    w.fact(Fact::CheckpointOver { complete: false });
+    assert_eq!(hangs_again(&mut w), 240);
+    w.fact(Fact::CheckpointOver { complete: true });
+    assert_eq!(hangs_again(&mut w), 30, "it gets on");
+    w.fact(Fact::CheckpointOver { complete: true });
+    // One with a culprit leaves no doubt, nor does one that was none.
+    w.pass(21_000);
+    (0..16).for_each(|rank| w.fact(Fact::Stack { worker: rank / 8, rank, stack: u64::from(rank == 11) }));
+    assert_eq!(hangs_again(&mut w), 9);
+    w.pass(60_000);
+    w.steps(400);
+    w.watch.started((0..2).map(NodeId).collect(), 8, true, w.now);
+    w.steps(400);
+    assert_eq!(hangs_again(&mut w), 30);
 }
 
 #[test]
@@ -193,19 +199,6 @@ fn a_training_that_counts_its_steps_anew_does_not_hang() {
 fn inject(w: &mut World, kind: Kind) -> Option<()> {
     let loss = |step, loss| Fact::Step { rank: 0, step, total: None, loss: Some(loss), own_micros: None };
     match kind {
-        Kind::Exit => w.exits(3, 1, "ValueError"),
-        Kind::Signal => w.exits(3, 139, ""),
-        Kind::HostOutOfMemory => {
-            let (code, signal, last_lines) = (137, Some(9), Vec::new());
-            w.fact(Fact::Exited { rank: 3, code, signal, stopping: false, out_of_memory: true, last_lines });
-        }
-        Kind::GpuOutOfMemory => w.exits(3, 1, MEMORY),
-        Kind::Cuda => w.exits(3, 1, "CUDA error: unspecified launch failure"),
-        Kind::Nccl => {
-            w.exits(3, 1, "ncclSystemError: System call (e.g. socket, malloc) or external library call failed")
-        }
-        Kind::NcclTimeout => w.exits(3, 1, "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1"),
-        Kind::PeerLost => w.exits(3, 1, PEER),
         Kind::Hang => w.pass(60_000),
         Kind::BusyIdle => {
             w.pass(9_000);
@@ -235,10 +228,18 @@ fn inject(w: &mut World, kind: Kind) -> Option<()> {
             w.fact(Fact::Xid { xid, judged });
         }
         Kind::LinkDown | Kind::LinkErrors => w.fact(Fact::Link { node: NodeId(0), kind }),
-        Kind::NodeLost => w.fact(Fact::NodeLost { worker: 0 }),
         Kind::DeviceUnhealthy => w.fact(Fact::DeviceUnhealthy { node: NodeId(0), gpu: Some(3) }),
-        // It is in the past of several gangs: see `decide`.
-        Kind::CrashLoop => return None,
+        // Ends are judged once the gang is gone, see `culprit` and `decide`.
+        Kind::Exit
+        | Kind::Signal
+        | Kind::HostOutOfMemory
+        | Kind::GpuOutOfMemory
+        | Kind::Cuda
+        | Kind::Nccl
+        | Kind::NcclTimeout
+        | Kind::PeerLost
+        | Kind::NodeLost
+        | Kind::CrashLoop => return None,
     }
     w.pass(5000);
     Some(())
@@ -259,19 +260,24 @@ fn each_detector_finds_its_fault_and_none_does_without_it() {
 }
 
 #[test]
-fn full_utilization_at_idle_power_is_found_before_a_long_step_is_missed() {
+fn full_utilization_at_idle_power_confirms_that_a_step_is_missed() {
     let mut w = World::new(1, Settings::default());
-    // Steps of a minute from now on: a hang would be one after three.
-    for _ in 0..800 {
-        w.pass(60_000);
+    // Steps of a minute from now on, some of which take two: they would be waited for longer than three.
+    for n in 0..1200 {
+        w.pass(if n % 15 == 0 { 120_000 } else { 60_000 });
         w.step += 1;
         w.fact(step(0, w.step));
     }
     w.news.clear();
     let last = w.now;
+    let (told, acted) = w.watch.hang.limits(&w.settings.hang);
+    assert!(told > Span::seconds(330) && acted > told, "{told} {acted}");
     (0..8).for_each(|rank| w.fact(Fact::Gpu { rank, utilization: 100, power: 20 }));
-    w.pass(61_000);
-    assert_eq!(w.found(last).first().map(|f| (f.0, f.2)), Some((Kind::BusyIdle, 60)));
+    w.pass(told.0 - 1);
+    assert_eq!(w.found(last), [], "in a long step they may wait for data");
+    w.pass(10_000);
+    let found: Vec<_> = w.found(last).iter().map(|f| (f.0, f.2)).collect();
+    assert_eq!(found, [(Kind::BusyIdle, told.0 / 1000), (Kind::Hang, told.0 / 1000)]);
     // An evaluation, of which lines tell, explains it.
     w.steps(1);
     w.news.clear();
@@ -300,8 +306,7 @@ fn what_fits_nothing_is_harmless() {
     let mut w = World::new(1, Settings::default());
     let before = w.watch.clone();
     w.fact(step(99, 5_000));
-    w.exits(4_000_000_000, 1, "x");
-    w.fact(Fact::Stack { rank: 99, stack: 1 });
+    w.fact(Fact::Stack { worker: 9, rank: 3, stack: 1 });
     w.fact(Fact::Collective { rank: 99, number: 1 });
     w.fact(Fact::Link { node: NodeId(99), kind: Kind::LinkDown });
     w.fact(Fact::DeviceUnhealthy { node: NodeId(99), gpu: Some(u32::MAX) });

@@ -35,6 +35,7 @@ mod list;
 mod logs;
 mod metrics;
 mod names;
+mod notified;
 mod objects;
 mod observed;
 mod params;
@@ -60,5 +61,6 @@ pub use body::{
     Body, BodyAgent, CatalogueEntry, ExecRefusal, ExecTarget, NodeTest, Opening, Resolving, Settling, Telling,
     Unresolved,
 };
+pub use notified::{Looks, Outcome, Outcomes};
 pub use standby::standby;
 pub use submit::{Applied, NotTaken};

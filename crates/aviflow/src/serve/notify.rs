@@ -200,8 +200,10 @@ struct Teller {
     silent: BTreeSet<JobId>,
     /// Jobs that were found ended before they were told of as such.
     over: BTreeSet<JobId>,
-    /// Jobs that could not be read.
-    again: BTreeSet<JobId>,
+    /// Jobs that could not be read, and whether they had ended.
+    again: BTreeMap<JobId, bool>,
+    /// Jobs that ended while the engine could not be asked: all is looked at then, once it can.
+    kept: Option<BTreeSet<JobId>>,
     idle: Idle,
     rounds: u32,
 }
@@ -231,7 +233,8 @@ impl Teller {
             jobs: BTreeMap::new(),
             silent: BTreeSet::new(),
             over: BTreeSet::new(),
-            again: BTreeSet::new(),
+            again: BTreeMap::new(),
+            kept: None,
             idle: Idle::default(),
             rounds: 0,
         })
@@ -240,6 +243,10 @@ impl Teller {
     /// Looks at jobs that changed.
     fn changed(&mut self, changes: Changes) {
         let Changes { all, live: changed, ended } = changes;
+        let kept = self.kept.take();
+        let all = all || kept.is_some();
+        let mut ended: BTreeSet<JobId> = ended.into_keys().collect();
+        ended.extend(kept.into_iter().flatten());
         let read = self.engine.read(move |view| {
             let pick = |id: &JobId| {
                 let record = view.records.get(id)?;
@@ -252,18 +259,21 @@ impl Teller {
             };
             (view.term.0, picked)
         });
-        let Ok((term, picked)) = read else { return };
+        let Ok((term, picked)) = read else {
+            self.kept = Some(ended);
+            return;
+        };
         self.term = term;
-        let newest = picked.iter().map(|(id, _)| *id).chain(ended.keys().copied()).max();
+        let newest = picked.iter().map(|(id, _)| *id).chain(ended.iter().copied()).max();
         let mut live = BTreeSet::new();
         for (id, job) in picked {
             live.insert(id);
             match job {
-                Some(job) => self.look(id, Some(job)),
+                Some(job) => self.look(id, Some(job), false),
                 None => drop(self.silent.insert(id)),
             }
         }
-        let mut gone: BTreeSet<JobId> = ended.into_keys().filter(|id| !self.over.remove(id)).collect();
+        let mut gone: BTreeSet<JobId> = ended.into_iter().filter(|id| !self.over.remove(id)).collect();
         if all {
             gone.extend(self.jobs.keys().filter(|id| !live.contains(id)));
             let unseen = self.unseen(&live);
@@ -273,7 +283,7 @@ impl Teller {
         }
         for id in gone {
             if !self.silent.remove(&id) {
-                self.look(id, None);
+                self.look(id, None, true);
             }
         }
         self.newest = self.newest.max(newest);
@@ -291,9 +301,8 @@ impl Teller {
         before.jobs.keys().copied().chain(new).filter(|id| !live.contains(id)).collect()
     }
 
-    /// Looks at one job, live or ended.
-    fn look(&mut self, id: JobId, live: Option<Live>) {
-        let gone = live.is_none();
+    /// Looks at one job. Of one that is gone, nothing is heard any more.
+    fn look(&mut self, id: JobId, live: Option<Live>, gone: bool) {
         let (record, job) = match (live, self.jobs.get(&id)) {
             (Some((record, job)), _) => (record, Some(job)),
             (None, Some(told)) => (told.record.clone(), None),
@@ -301,7 +310,7 @@ impl Teller {
                 Ok(Some((job, record))) if !record.spec.notify.is_empty() => (Arc::new(record), Some(job)),
                 Ok(_) => return,
                 Err(_) => {
-                    self.again.insert(id);
+                    self.again.insert(id, gone);
                     return;
                 }
             },
@@ -314,7 +323,7 @@ impl Teller {
             told.attempt = job.attempts;
         }
         let Ok(rows) = self.looks.timeline(id, told.read) else {
-            self.again.insert(id);
+            self.again.insert(id, gone);
             return;
         };
         for (row, moment, sentence) in rows {
@@ -382,8 +391,12 @@ impl Teller {
 
     /// Looks at what no moment says.
     fn round(&mut self) {
-        for id in std::mem::take(&mut self.again) {
-            self.look(id, None);
+        for (id, gone) in std::mem::take(&mut self.again) {
+            self.look(id, None, gone);
+        }
+        // Nobody says that the engine can be asked again.
+        if self.kept.is_some() {
+            self.changed(Changes::default());
         }
         if let Ok(now) = self.engine.read(|view| view.now) {
             self.idleness(now);

@@ -24,8 +24,8 @@ usage: cargo xtask TASK
   demo [--exit] [--home DIR]   this machine as a pool of 2 virtual HGX nodes, and a training on it
       --exit                   stop the control plane after the training; end with its exit code
       --home DIR               where the control plane keeps its state (default: target/demo/home)
-  test [PART…]                 what CI runs, or some of it: unit, sim, local, monitoring, kube, docs; full adds a long soak
-                               and an upgrade of an earlier commit
+  test [PART…]                 what CI runs, or some of it: unit, sim, local, frameworks, monitoring, kube, docs; full adds
+                               a long soak and an upgrade of an earlier commit
   tidy                         the rules that the compiler does not check
   soak N [--seed S]            N histories in the simulator
   bench [--write]              measure; --write puts the figures into docs/performance.md

@@ -52,6 +52,7 @@ const SOAK: Part = part("soak", true, parts::long_soak);
 const END_TO_END: Part = part("end to end", true, parts::end_to_end);
 const DEMO: Part = part("demo", true, parts::demo);
 const MONITORING: Part = part("monitoring", true, parts::monitoring);
+const FRAMEWORKS: Part = part("frameworks", true, parts::frameworks);
 const KUBE: Part = part("kube", true, parts::kube);
 const KUBE_FULL: Part = part("kube", true, parts::kube_full);
 const OLDER: Part = part("older agents", true, older::older);
@@ -61,20 +62,26 @@ const DOCS: Part = part("docs", true, parts::docs);
 fn chosen(words: &[String]) -> Result<Vec<Part>> {
     let mut parts = Vec::new();
     if words.is_empty() {
-        return Ok(vec![FMT, TIDY, DENY, BUILD, CLIPPY, CARGO, HOOKS, SIM, DEMO, EXAMPLE, MONITORING, KUBE, DOCS]);
+        return Ok(vec![
+            FMT, TIDY, DENY, BUILD, CLIPPY, CARGO, HOOKS, SIM, DEMO, EXAMPLE, FRAMEWORKS, MONITORING, KUBE, DOCS,
+        ]);
     }
     for word in words {
         parts.extend(match word.as_str() {
             "unit" => vec![FMT, TIDY, BUILD, CLIPPY, CARGO, HOOKS],
             "sim" => vec![BUILD, SIM],
             "local" => vec![BUILD, END_TO_END, DEMO, EXAMPLE],
+            "frameworks" => vec![BUILD, FRAMEWORKS],
             "monitoring" => vec![BUILD, MONITORING],
             "kube" => vec![KUBE],
             "docs" => vec![TIDY, DOCS],
             "full" => vec![
-                FMT, TIDY, DENY, BUILD, CLIPPY, CARGO, HOOKS, SOAK, DEMO, EXAMPLE, MONITORING, KUBE_FULL, OLDER, DOCS,
+                FMT, TIDY, DENY, BUILD, CLIPPY, CARGO, HOOKS, SOAK, DEMO, EXAMPLE, FRAMEWORKS, MONITORING, KUBE_FULL,
+                OLDER, DOCS,
             ],
-            other => bail!("there is no part `{other}`; there are unit, sim, local, monitoring, kube, docs and full"),
+            other => bail!(
+                "there is no part `{other}`; there are unit, sim, local, frameworks, monitoring, kube, docs and full"
+            ),
         });
     }
     Ok(parts)

@@ -5,6 +5,23 @@
 //! differs from its index; the rendezvous id and the port are of one epoch;
 //! `RANK` and its kin exist only where the platform itself starts one process
 //! for each GPU, because torchrun and accelerate set them for theirs.
+//!
+//! What is known to go wrong, and the test that sees it. Those of `frameworks` run PyTorch and JAX themselves, and those
+//! of `training` are in the same folder, `crates/aviflow/tests`.
+//!
+//! | trap | tests |
+//! |---|---|
+//! | a bare `torchrun train.py` knows nothing of its gang | `a_node_s_process_is_wired_for_torchrun`; `frameworks`: `torch_ddp_…`, `torch_fsdp2_…` |
+//! | without a launcher, `RANK` and its kin are missing | `a_gpu_s_process_knows_its_rank`; `frameworks`: `torch_needs_no_launcher_…` |
+//! | with one, they mislead its processes | `a_node_s_process_is_wired_for_torchrun`; `process::environment`'s own |
+//! | JAX reads the coordinator's address alone, and not how many processes there are | `an_ipv6_coordinator_has_brackets`; `python/aviflow/tests/test_jax.py`; `frameworks`: `jax_finds_…` |
+//! | a job overrides what ties it together | `all_that_is_set_is_reserved`; `training`: `processes_of_nodes_find_each_other_and_no_other_job` |
+//! | a rank of another node sees `localhost`, or a name that rank 0 does not know for its own, or that DNS does not know yet | `a_gang_of_several_nodes_is_told_one_address`; `training`: the same; `frameworks`: each asserts an address |
+//! | under c10d a node's rank is not its index | `a_node_s_process_is_wired_for_torchrun`; `frameworks`: each asserts ranks by nodes |
+//! | two jobs on a node meet at one port, or an attempt meets the one before | `no_two_epochs_meet`; `training`: `jobs_of_two_control_planes_meet_at_different_ports` |
+//! | torchrun flattens exit codes | `each_epoch_of_a_rank_has_an_error_file_of_its_own`; `process`: `torchrun_s_error_files_are_read`; `frameworks`: `torch_says_why_…` |
+//! | 64 MB of `/dev/shm` break data loaders | `aviflow_kube::pod`: `data_loaders_have_the_memory_of_the_node` |
+//! | Gloo takes no list of interfaces with `^` | `interfaces_are_not_chosen_here` |
 
 use crate::protocol::{WorkerSpec, files};
 use std::collections::BTreeMap;
@@ -267,6 +284,53 @@ pub(crate) mod tests {
         let launch = Launch { master_host: "fd00::1".into(), ..launch() };
         let wiring = variables(&spec(), &launch, 1, Path::new("/w"), Path::new("/w/s"));
         check(&wiring, &[("JAX_COORDINATOR_ADDRESS", Some("[fd00::1]:20017")), ("MASTER_ADDR", Some("fd00::1"))]);
+    }
+
+    #[test]
+    fn a_gang_of_several_nodes_is_told_one_address() {
+        let per_gpu = WorkerSpec { per_gpu: true, ranks: 4, first_rank: 4, world_size: 8, ..spec() };
+        for spec in [spec(), per_gpu] {
+            let wiring = wired(&spec, spec.first_rank);
+            // Not the worker's own, and no name: neither is the same on every node.
+            check(&wiring, &[("MASTER_ADDR", Some("10.0.0.1")), ("PET_MASTER_ADDR", Some("10.0.0.1"))]);
+            for (name, value) in &wiring {
+                assert!(!value.contains("localhost") && !value.contains(&spec.host), "{name}={value}");
+            }
+            // torchrun would take the host of an endpoint before the address.
+            check(&wiring, &[("PET_RDZV_ENDPOINT", None), ("PET_STANDALONE", None)]);
+        }
+    }
+
+    #[test]
+    fn no_two_epochs_meet() {
+        let id = |job_id: u64, attempt: u32, epoch: u32| {
+            let spec = WorkerSpec { job_id, attempt, ..spec() };
+            variables(&spec, &Launch { epoch, ..launch() }, 1, Path::new("/w"), Path::new("/w/s"))["PET_RDZV_ID"]
+                .clone()
+        };
+        let ids: std::collections::BTreeSet<String> =
+            [(1, 1, 1), (1, 1, 2), (1, 2, 1), (11, 1, 1), (1, 11, 1)].map(|(j, a, e)| id(j, a, e)).into();
+        assert_eq!(ids.len(), 5, "{ids:?}");
+        let other = Launch { master_port: 20_018, ..launch() };
+        let wiring = variables(&spec(), &other, 1, Path::new("/w"), Path::new("/w/s"));
+        for name in ["MASTER_PORT", "PET_MASTER_PORT"] {
+            check(&wiring, &[(name, Some("20018"))]);
+        }
+    }
+
+    #[test]
+    fn each_epoch_of_a_rank_has_an_error_file_of_its_own() {
+        let files: std::collections::BTreeSet<PathBuf> =
+            [(1, 0), (2, 0), (1, 1), (11, 0), (1, 10)].map(|(e, r)| error_file(Path::new("/w"), e, r)).into();
+        assert_eq!(files.len(), 5, "{files:?}");
+    }
+
+    #[test]
+    fn interfaces_are_not_chosen_here() {
+        // A pool's fabric says `NCCL_SOCKET_IFNAME=^lo`, which Gloo under its own name takes for an interface.
+        for name in wired(&spec(), 1).keys().copied().chain(RESERVED.iter().copied()) {
+            assert!(!name.ends_with("_SOCKET_IFNAME"), "{name}");
+        }
     }
 
     #[test]

@@ -5,6 +5,7 @@
 
 use crate::environment::hex;
 use crate::spec::{JobSpec, Provenance};
+use aviflow_core::model::JobKey;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
@@ -37,6 +38,25 @@ pub fn job_hash(spec: &JobSpec, provenance: &Provenance) -> String {
     let mut text = String::new();
     canonical(&whole, &mut text);
     hex(&Sha256::digest(text))
+}
+
+/// The variables by which a tracking service knows all attempts of a job as one run. What the job itself says of such a
+/// service wins; `submitted` is in milliseconds.
+///
+/// The id has 20 characters of `[0-9a-f]`, and is no other job's, also not of another store: MLflow hands out ids of its
+/// own and takes none, so it has no variable here.
+#[must_use]
+pub fn tracking(spec: &JobSpec, key: &JobKey, id: u64, submitted: i64) -> Vec<(&'static str, String)> {
+    // Seconds: a job that is taken over from its object has no finer time.
+    let whole = format!("{}/{} {id} {}", key.namespace, key.name, submitted.div_euclid(1000));
+    let mut run = hex(&Sha256::digest(whole));
+    run.truncate(20);
+    let own = |name: &&str| spec.env.contains_key(*name) || spec.secrets.contains_key(*name);
+    let mut variables = vec![("AVIFLOW_RUN_ID", run.clone())];
+    if !["WANDB_RUN_ID", "WANDB_RESUME"].iter().any(own) {
+        variables.extend([("WANDB_RUN_ID", run), ("WANDB_RESUME", "allow".to_owned())]);
+    }
+    variables
 }
 
 /// Keys are sorted here, since whether a map of JSON is sorted is a feature that any crate may switch.
@@ -74,6 +94,31 @@ fn canonical(value: &Value, text: &mut String) {
 mod tests {
     use super::*;
     use crate::spec::{CodeSnapshot, Layer, ResolvedImage};
+
+    #[test]
+    fn a_run_is_one_job_and_a_job_one_run() {
+        let key = |name: &str| JobKey { namespace: "nlp".into(), name: name.into() };
+        let value = |variables: Vec<(&str, String)>, name: &str| {
+            variables.into_iter().find(|(n, _)| *n == name).map(|(_, value)| value)
+        };
+        let all = tracking(&spec("a"), &key("a"), 7, 1_700_000_000_123);
+        let run = value(all.clone(), "WANDB_RUN_ID").expect("an id");
+        assert!(run.len() <= 64 && run.bytes().all(|b| b.is_ascii_digit() || b.is_ascii_lowercase()), "{run}");
+        assert_eq!(value(all.clone(), "AVIFLOW_RUN_ID").as_ref(), Some(&run));
+        assert_eq!(value(all.clone(), "WANDB_RESUME").as_deref(), Some("allow"));
+        assert_eq!(tracking(&spec("a"), &key("a"), 7, 1_700_000_000_999), all, "as its object has it");
+        for other in [
+            tracking(&spec("a"), &key("b"), 7, 1_700_000_000_123),
+            tracking(&spec("a"), &key("a"), 8, 1_700_000_000_123),
+            tracking(&spec("a"), &key("a"), 7, 1_700_000_009_123),
+        ] {
+            assert_ne!(value(other, "WANDB_RUN_ID").as_ref(), Some(&run));
+        }
+        let mut own = spec("a");
+        own.secrets.insert("WANDB_RUN_ID".into(), "tracking/run".into());
+        let left = tracking(&own, &key("a"), 7, 1_700_000_000_123);
+        assert_eq!(left, [("AVIFLOW_RUN_ID", run)]);
+    }
 
     fn spec(name: &str) -> JobSpec {
         let text = format!("name: {name}\nnodes: 1\ngpusPerNode: 2\nrun: python train.py\n");

@@ -13,6 +13,7 @@
 //! - [`schema`]: the same file form as JSON Schema, for editors
 //! - [`diagnostic`] and [`render`]: problems as data, and as a person reads them
 //! - [`secrets`]: what looks like a key, and the mask over it
+//! - [`webhook`]: addresses that are posted to, and where none may lead
 //! - [`duration`], [`quantity`]: values with a unit
 
 pub mod admin;
@@ -35,4 +36,5 @@ pub mod secrets;
 pub mod source;
 pub mod spec;
 pub mod suggest;
+pub mod webhook;
 pub mod yaml;

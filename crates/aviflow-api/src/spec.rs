@@ -218,10 +218,23 @@ pub enum Ending {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Notify {
-    /// The address that gets a POST.
+    /// The address that gets a POST. Who has it may write there, so it is shown with its host alone.
     pub webhook: String,
     /// On what.
     pub on: Vec<NotifyOn>,
+    /// The form of what is posted; by the address, where it is not said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub format: Option<NotifyFormat>,
+}
+
+/// The form of a notification.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum NotifyFormat {
+    /// Everything, field by field.
+    Json,
+    /// The text alone, as chats take it.
+    Slack,
 }
 
 /// What a person is told of.
@@ -235,6 +248,7 @@ pub enum NotifyOn {
     Idle,
     Failed,
     Succeeded,
+    EstimateSlipped,
 }
 
 /// What a submission brings beside the document: everything resolved, by content.

@@ -10,6 +10,7 @@ use crate::layer;
 use crate::names;
 use crate::profile::Profile;
 use aviflow_agent::protocol::{Endpoint, WorkerSpec};
+use aviflow_api::identity::tracking;
 use aviflow_api::quantity::{Quantity, QuantityError};
 use aviflow_api::spec::{JobSpec, Processes, Provenance};
 use aviflow_core::time::Span;
@@ -242,6 +243,8 @@ fn worker_spec(record: &JobRecord, share: &Share, profile: &Profile, site: &Site
     let per_gpu = spec.processes == Processes::PerGpu;
     let ranks = if per_gpu { spec.gpus_per_node.max(1) } else { 1 };
     let mut env = BTreeMap::from([("PYTHONUNBUFFERED".to_owned(), "1".to_owned())]);
+    let tracked = tracking(spec, &record.key, record.id.0, record.submitted.0);
+    env.extend(tracked.into_iter().map(|(name, value)| (name.to_owned(), value)));
     env.extend(profile.kubernetes.fabric.env.clone());
     let image = record.provenance.image.as_ref();
     env.extend(image.map(|i| i.env.clone()).unwrap_or_default());
@@ -401,4 +404,33 @@ fn volumes(record: &JobRecord, profile: &Profile) -> Result<(Vec<Value>, Vec<Val
         volumes.push(volume);
     }
     Ok((volumes, mounts))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use aviflow_api::file::{Defaults, parse_job};
+    use aviflow_core::model::{JobId, JobKey};
+    use aviflow_core::time::Time;
+
+    fn record(more: &str) -> JobRecord {
+        let file = format!("name: a\nimage: i@sha256:{}\nrun: train\n{more}", "0".repeat(64));
+        let spec = parse_job("job.yaml", file.as_bytes(), &Defaults::default()).expect("a document").spec;
+        let key = JobKey { namespace: "nlp".into(), name: "a".into() };
+        let provenance = Provenance::default();
+        JobRecord { id: JobId(7), key, user: "ann".into(), submitted: Time(0), spec, provenance }
+    }
+
+    #[test]
+    fn data_loaders_have_the_memory_of_the_node() {
+        let check = |more: &str, expected: Value| {
+            let (volumes, mounts) = volumes(&record(more), &Profile::nvidia("main")).expect("volumes");
+            let shm = volumes.iter().find(|volume| volume["name"] == "shm");
+            assert_eq!(shm.map(|volume| &volume["emptyDir"]), Some(&expected), "{more}");
+            assert!(mounts.contains(&json!({"name": "shm", "mountPath": "/dev/shm"})), "{mounts:?}");
+        };
+        // A container's own has 64 MB.
+        check("", json!({"medium": "Memory"}));
+        check("resources: {shm: 64Gi}", json!({"medium": "Memory", "sizeLimit": "64Gi"}));
+    }
 }

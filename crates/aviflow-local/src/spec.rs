@@ -6,6 +6,7 @@
 use crate::environments::Environments;
 use crate::{LocalConfig, Volumes, plain_component};
 use aviflow_agent::protocol::{Endpoint, WorkerSpec};
+use aviflow_api::identity::tracking;
 use aviflow_api::spec::{JobSpec, Processes};
 use aviflow_engine::ports::JobRecord;
 use std::collections::BTreeMap;
@@ -88,6 +89,7 @@ fn variables(site: &Site<'_>, record: &JobRecord) -> Result<BTreeMap<String, Str
     let environment = record.provenance.environment.as_ref();
     // Lines of output are wanted when they are written, not when a buffer is full.
     let mut env = BTreeMap::from([("PYTHONUNBUFFERED".to_owned(), "1".to_owned())]);
+    env.extend(tracked(record));
     env.extend(environment.map(|e| e.env.clone()).unwrap_or_default());
     env.extend(spec.env.clone());
     for (variable, reference) in &spec.secrets {
@@ -116,6 +118,12 @@ fn variables(site: &Site<'_>, record: &JobRecord) -> Result<BTreeMap<String, Str
         env.insert("AVIFLOW_SEED".to_owned(), seed.to_string());
     }
     Ok(env)
+}
+
+/// What a tracking service knows all attempts by.
+fn tracked(record: &JobRecord) -> impl Iterator<Item = (String, String)> {
+    let variables = tracking(&record.spec, &record.key, record.id.0, record.submitted.0);
+    variables.into_iter().map(|(name, value)| (name.to_owned(), value))
 }
 
 /// Folders of the job, made if missing, by the variables that name them.

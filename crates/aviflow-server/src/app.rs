@@ -5,6 +5,7 @@ use crate::auth::Token;
 use crate::body::{Body, CatalogueEntry};
 use crate::error::Failure;
 use crate::jobs;
+use crate::notified::Outcomes;
 use crate::routes;
 use crate::submit::{Applied, NotTaken, submit_applied};
 use crate::view::Names;
@@ -51,6 +52,8 @@ pub struct Parts {
     pub environments: Vec<CatalogueEntry>,
     /// What a document need not say.
     pub defaults: Defaults,
+    /// How notifications ended.
+    pub notified: Arc<Outcomes>,
     /// Whose holder may everything.
     pub token: Token,
     /// Who others are and what they may, where somebody knows it.

@@ -35,6 +35,7 @@ mod list;
 mod logs;
 mod metrics;
 mod names;
+mod notified;
 mod objects;
 mod observed;
 mod params;
@@ -61,5 +62,6 @@ pub use body::{
     Unresolved,
 };
 pub use stacks::{ask_stacks, stack_number};
+pub use notified::{Looks, Outcome, Outcomes};
 pub use standby::standby;
 pub use submit::{Applied, NotTaken};

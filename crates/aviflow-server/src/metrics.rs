@@ -9,6 +9,7 @@ mod process;
 
 use crate::app::{App, blocking};
 use crate::error::Failure;
+use crate::notified::Outcome;
 use crate::watched::{Gang, Holders, TOKENS_PER_SECOND, mfu, reported};
 use aviflow_core::ledger::GpuState;
 use aviflow_core::model::EvictionCause;
@@ -121,6 +122,10 @@ fn telemetry(app: &App, out: &mut Exposition) {
     out.family(&f::DROPPED_LOGS).add(&[], telemetry.missing_bytes() as f64);
     out.family(&f::DROPPED_POINTS).add(&[], telemetry.dropped_points() as f64);
     out.family(&f::DROPPED_NOTICES).add(&[], app.parts.engine.feed().dropped() as f64);
+    let mut samples = out.family(&f::NOTIFICATIONS);
+    for outcome in Outcome::ALL {
+        samples.add(&[outcome.name()], app.parts.notified.of(outcome) as f64);
+    }
     let requests = app.parts.body.requests();
     if !requests.is_empty() {
         let mut samples = out.family(&f::APISERVER);

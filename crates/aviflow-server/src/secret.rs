@@ -3,6 +3,7 @@
 use crate::error::Failure;
 use aviflow_api::secrets::{mask, named_secret};
 use aviflow_api::spec::JobSpec;
+use aviflow_api::webhook;
 use serde_json::Value;
 
 /// A text with everything masked that looks like a secret.
@@ -17,7 +18,7 @@ pub(crate) fn shown(spec: &JobSpec) -> JobSpec {
         serde_json::from_value(value).ok()
     });
     // A document that cannot be masked is shown without the parts where secrets are.
-    masked.unwrap_or_else(|| JobSpec { env: Default::default(), run: Vec::new(), ..spec.clone() })
+    masked.unwrap_or_else(|| JobSpec { env: Default::default(), run: Vec::new(), notify: Vec::new(), ..spec.clone() })
 }
 
 fn to_value(spec: &JobSpec) -> Option<Value> {
@@ -32,6 +33,11 @@ fn hide(document: &mut Value) {
             {
                 *text = "*".repeat(text.chars().count());
             }
+        }
+    }
+    for notify in document.get_mut("notify").and_then(Value::as_array_mut).into_iter().flatten() {
+        if let Some(Value::String(address)) = notify.get_mut("webhook") {
+            *address = webhook::masked(address);
         }
     }
     hide_texts(document);
@@ -90,6 +96,7 @@ fn put_back(value: &mut Value, hidden: &Value, before: &Value) -> bool {
 mod tests {
     use super::*;
     use crate::tests::support::spec;
+    use aviflow_api::spec::{Notify, NotifyOn};
 
     #[test]
     fn a_secret_is_shown_masked_and_comes_back_for_its_owner() {
@@ -97,7 +104,10 @@ mod tests {
         let mut original = spec("train");
         original.env.insert("ADDRESS".into(), format!("https://me:geheim@host/{key}"));
         original.env.insert("WANDB_API_KEY".into(), "plain-looking".into());
+        let webhook = "https://chat.example/hook/streng-geheim".to_owned();
+        original.notify = vec![Notify { webhook: webhook.clone(), on: vec![NotifyOn::Failed], format: None }];
         let seen = shown(&original);
+        assert_eq!(seen.notify[0].webhook, "https://chat.example/***");
         let text = serde_json::to_string(&seen).unwrap();
         assert!(!text.contains("geheim") && !text.contains(&key) && !text.contains("plain-looking"), "{text}");
         let mut again = seen.clone();
@@ -106,6 +116,7 @@ mod tests {
         assert_eq!(restored_spec.env["WANDB_API_KEY"], "plain-looking");
         assert_eq!(restored_spec.env["ADDRESS"], original.env["ADDRESS"]);
         assert_eq!(restored_spec.env["NEW"], "1");
+        assert_eq!(restored_spec.notify[0].webhook, webhook);
         assert_eq!(restored(again, &original, false).unwrap_err().error.code, "maskedSecrets");
         let plain = spec("train");
         assert_eq!(restored(plain.clone(), &plain, false).unwrap(), plain);

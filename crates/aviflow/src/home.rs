@@ -7,6 +7,7 @@
 //! token         the bearer token, for this user alone
 //! pool.json     the pool it was last started with
 //! store.json    the database that has the store, where it is not in this folder
+//! notified.json how far people were told of their jobs
 //! server.log    what it says when it runs in the background
 //! python/       the hooks, by their content
 //! ```

@@ -8,6 +8,7 @@ mod channel;
 mod gpus;
 mod housekeeping;
 mod kube;
+mod notify;
 mod rebuild;
 mod seat;
 mod shelf;
@@ -35,7 +36,7 @@ use aviflow_kube::Client;
 use aviflow_link::Durable;
 use aviflow_local::Objects as Find;
 use aviflow_local::{LocalCluster, LocalConfig, NodeConfig};
-use aviflow_server::{Body, Info, Parts, Server, ServerConfig, Token};
+use aviflow_server::{Body, Info, Outcomes, Parts, Server, ServerConfig, Token};
 use aviflow_store::{FileTelemetry, Objects};
 use aviflow_tls::Listener;
 use aviflow_tls::listener::Speech;
@@ -295,7 +296,9 @@ impl Plane {
         }
         .start()?;
 
+        let notified = Arc::new(Outcomes::default());
         let server = Server::new(Parts {
+            notified: notified.clone(),
             engine: engine.clone(),
             reader: reader.clone(),
             objects,
@@ -313,6 +316,10 @@ impl Plane {
         if let Err(refused) = kube::check_mode(&engine, kube) {
             engine.stop();
             return Err(refused);
+        }
+        if !kube::observes(kube) {
+            let rules = notify::Rules { hosts: args.notify_hosts.clone(), loopback: !kube.kube };
+            notify::start(home, &engine, server.looks(), rules, notified, runtime)?;
         }
         if let Some(client) = client.filter(|_| !kube::observes(kube)) {
             kube::mirror(client, engine.clone(), server.applies(), reader, kube, runtime);

@@ -91,3 +91,27 @@ fn an_attempt_that_ran_something_else_is_pointed_at() {
     assert!(told.len() == 2 && told[1].0 == 2 && told[1].1 != told[0].1 && told[1].2, "{told:?}");
     assert!(shown.contains("DIFFERS") && shown.contains("attempt 2 ran something else than was submitted"), "{shown}");
 }
+
+/// The id of a job's run at a tracking service, of each attempt that it had.
+fn runs(world: &World, file: &str) -> Vec<String> {
+    let said = world.ok(&["run", file]);
+    let line = |l: &str| l.strip_prefix("[r0] run ").map(str::to_owned);
+    said.lines().filter_map(line).collect()
+}
+
+#[test]
+fn all_attempts_of_a_job_are_one_run_for_who_tracks_them() {
+    let world = World::with_pool(1, 1);
+    let script = "run: |\n  echo run $AVIFLOW_RUN_ID $WANDB_RUN_ID ${WANDB_RESUME:-}\n  [ $AVIFLOW_ATTEMPT = 2 ]\n";
+    let text = format!("name: tracked\nretry: {{failures: 1}}\n{script}");
+    let (one, two) =
+        (world.document("one", &text), world.document("two", &format!("{text}env: {{WANDB_RUN_ID: mine}}\n")));
+    let first = runs(&world, &one);
+    let words: Vec<&str> = first[0].split(' ').collect();
+    assert!(first.len() == 2 && first[0] == first[1], "{first:?}");
+    assert!(words.len() == 3 && words[0] == words[1] && words[0].len() == 20 && words[2] == "allow", "{first:?}");
+    let other = runs(&world, &one);
+    assert_ne!(other[0], first[0], "another job is another run");
+    let own = runs(&world, &two);
+    assert!(own[0] == own[1] && own[0].ends_with(" mine"), "what the job says wins: {own:?}");
+}

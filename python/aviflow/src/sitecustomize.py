@@ -5,6 +5,9 @@ which then writes the stack of the main thread into a file on a signal: in C, wi
 where the process hangs. The agent reads the file from outside, and signals only processes that have it open; see
 `stacks` in crates/aviflow-agent. A training never fails because of what happens here.
 
+It also lets `jax.distributed.initialize()` find its place without arguments: of what the agent sets, JAX reads the
+coordinator's address by itself, and knows the number of processes only from clusters that it has a class for.
+
 Another `sitecustomize` that this one hides, of an image for example, is run as it would have been.
 """
 
@@ -60,6 +63,55 @@ def _register() -> None:
             os.close(before[0])
 
 
+class _Jax:
+    """Waits for JAX to import the clusters that it knows, and puts this one before them."""
+
+    def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]
+        if name != "jax._src.clusters":
+            return None
+        from importlib.machinery import PathFinder
+
+        sys.meta_path.remove(self)
+        spec = PathFinder.find_spec(name, path)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module):  # type: ignore[no-untyped-def]
+                execute(module)
+                try:
+                    _join(module.ClusterEnv)
+                except Exception:
+                    pass
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def _join(cluster) -> None:  # type: ignore[no-untyped-def]
+    class Aviflow(cluster):  # type: ignore[misc]
+        name = "aviflow"
+
+        @classmethod
+        def is_env_present(cls) -> bool:
+            return True
+
+        @classmethod
+        def get_coordinator_address(cls, *_: object, **__: object) -> str:
+            return os.environ["JAX_COORDINATOR_ADDRESS"]
+
+        @classmethod
+        def get_process_count(cls) -> int:
+            return int(os.environ["JAX_NUM_PROCESSES"])
+
+        @classmethod
+        def get_process_id(cls) -> int:
+            return int(os.environ["JAX_PROCESS_ID"])
+
+    # A class adds itself at the end, and the first that is present counts.
+    cluster._cluster_types.remove(Aviflow)
+    cluster._cluster_types.insert(0, Aviflow)
+
+
 def _next() -> None:
     """Runs the `sitecustomize` that comes after this one on the path."""
     from importlib.machinery import PathFinder
@@ -83,4 +135,6 @@ if sys.platform == "linux" and "AVIFLOW_SOCKET" in os.environ:
         os.register_at_fork(after_in_child=_register)
     except Exception:
         pass
+if all(name in os.environ for name in ("AVIFLOW_SOCKET", "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")):
+    sys.meta_path.insert(0, _Jax())
 _next()

@@ -166,6 +166,55 @@ pub fn monitoring() -> Result<Outcome> {
     counted(cargo().args(["test", "--workspace", "--locked", "--test", "monitoring", "--", "--ignored"]))
 }
 
+/// What the packages of an environment take at most, in MB, so that a disk is not filled by them.
+const TORCH_MB: u64 = 8_000;
+
+/// Where environments are kept that are too large to be made anew for each clone: a folder for what is locked now, and
+/// those of before are removed.
+fn kept_environments() -> Result<PathBuf> {
+    let mut locked = Vec::new();
+    for file in ["environment.yaml", "requirements.lock"] {
+        for environment in ["jax-cpu", "torch"] {
+            locked.extend(std::fs::read(Path::new("environments").join(environment).join(file))?);
+        }
+    }
+    let var = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let cache = var("XDG_CACHE_HOME").or_else(|| Some(var("HOME")?.join(".cache")));
+    let cache = cache.context("neither $XDG_CACHE_HOME nor $HOME says where a cache may be")?;
+    let all = cache.join("aviflow-frameworks");
+    let name = format!("{:016x}", fingerprint(&locked));
+    for old in std::fs::read_dir(&all).into_iter().flatten().flatten().filter(|e| e.file_name() != name.as_str()) {
+        std::fs::remove_dir_all(old.path())?;
+    }
+    let folder = all.join(name);
+    std::fs::create_dir_all(&folder)?;
+    Ok(folder)
+}
+
+/// PyTorch and JAX with scripts that know nothing of the platform; the first only where its packages can be.
+pub fn frameworks() -> Result<Outcome> {
+    let folder = kept_environments()?;
+    let free = crate::proc::capture(command("df").arg("-Pm").arg(&folder))?;
+    let free = free.lines().last().and_then(|line| line.split_whitespace().nth(3)?.parse::<u64>().ok()).unwrap_or(0);
+    let made = std::fs::read_dir(&folder)?.flatten().any(|e| e.path().join("bin/torchrun").exists());
+    let mut tests = cargo();
+    tests.args(["test", "--workspace", "--locked", "--no-fail-fast", "--test", "frameworks", "--", "--ignored"]);
+    // Each takes both cores.
+    tests.args(["--test-threads", "1"]).env("AVIFLOW_TEST_ENVIRONMENTS", &folder);
+    let without = if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
+        Some("it is locked for Linux on x86_64".to_owned())
+    } else if !made && free < TORCH_MB {
+        Some(format!("its packages need {TORCH_MB} MB, and {} has {free} MB free", folder.display()))
+    } else {
+        None
+    };
+    if let Some(why) = without {
+        println!("without PyTorch: {why}");
+        tests.arg("jax_");
+    }
+    counted(&mut tests)
+}
+
 /// The tests on real clusters, or with their programs, which are marked as ignored.
 const ON_CLUSTERS: [&str; 5] = ["deploy", "kubernetes", "cluster", "kube", "chart"];
 

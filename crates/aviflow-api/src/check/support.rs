@@ -4,6 +4,7 @@
 use crate::diagnostic::{Diagnostic, DiagnosticCode};
 use crate::spec::{JobSpec, Topology};
 use crate::suggest::{nearest, one_of};
+use crate::webhook;
 use aviflow_core::model::NODE_LEVEL;
 
 /// The body that runs a job, as `ServerInfo.body` names it.
@@ -31,8 +32,17 @@ pub fn check_support(spec: &JobSpec, body: &str, levels: &[String]) -> Vec<Diagn
     let warning = |field: &str, message: &str, help: &str| {
         Diagnostic::warning(DiagnosticCode::NotSupported, message).field(field).help(help)
     };
-    if !spec.notify.is_empty() {
-        found.push(warning("notify", "nobody is notified yet", "follow the job with `aviflow logs -f`"));
+    for (index, notify) in spec.notify.iter().enumerate() {
+        let host = webhook::host(&notify.webhook);
+        if let Ok(ip) = host.parse()
+            && let Some(why) = webhook::refused(ip, body == LOCAL)
+        {
+            found.push(error(
+                format!("notify[{index}].webhook"),
+                format!("nothing is posted to {host}: {why}"),
+                "name a host that others reach too".to_owned(),
+            ));
+        }
     }
     found.extend(spec.topology.iter().flat_map(|topology| check_levels(topology, levels)));
     if body != LOCAL {
@@ -131,7 +141,12 @@ mod tests {
     fn what_is_not_done_is_said() {
         let digest = "0".repeat(64);
         let cases = [
-            ("notify: [{webhook: https://example.org/x, on: [failed]}]".to_owned(), "notify", false, true),
+            (
+                "notify: [{webhook: 'http://169.254.169.254/x', on: [failed]}]".to_owned(),
+                "notify[0].webhook",
+                true,
+                true,
+            ),
             ("topology: {require: rack}".to_owned(), "topology.require", true, true),
             ("topology: {prefer: rack}".to_owned(), "topology.prefer", false, true),
             ("topology: {require: leaf, prefer: spine}".to_owned(), "topology.prefer", false, true),
@@ -148,9 +163,12 @@ mod tests {
             "after: [{job: b, on: succeeded}]",
             "topology: {require: spine, prefer: leaf, maxWait: 5m}",
             "topology: {require: node}",
+            "notify: [{webhook: 'https://example.org/x', on: [failed]}, {webhook: 'http://127.0.0.1:80/', on: [idle]}]",
         ] {
             assert_eq!(check(text, LOCAL), [], "{text}");
         }
+        let own = "notify: [{webhook: 'http://[::1]:80/', on: [idle]}]";
+        assert_eq!(check(own, "kubernetes"), [("notify[0].webhook".to_owned(), true)]);
     }
 
     #[test]

@@ -227,9 +227,13 @@ static AFTER: Object = Object {
 static NOTIFY: Object = Object {
     what: "whom to tell of what",
     fields: &[
-        field("webhook", Text(&f::WEBHOOK), "The address that gets a POST.")
-            .required()
-            .eg(&["\"https://chat.example/hook\""]),
+        field(
+            "webhook",
+            Text(&f::WEBHOOK),
+            "The address that gets a POST. It is a secret, and shown with its host alone.",
+        )
+        .required()
+        .eg(&["\"https://chat.example/hook\""]),
         field(
             "on",
             List(
@@ -237,9 +241,10 @@ static NOTIFY: Object = Object {
                     ("started", "every rank is up"),
                     ("suspended", "the platform suspended it"),
                     ("restarted", "it runs again"),
-                    ("idle", "its GPUs do nothing"),
+                    ("idle", "its GPUs have done nothing for 30 minutes"),
                     ("failed", "it failed"),
                     ("succeeded", "every rank ended with 0"),
+                    ("estimateSlipped", "it waits, and will start much later than was expected"),
                 ]),
                 1,
             ),
@@ -247,8 +252,13 @@ static NOTIFY: Object = Object {
         )
         .required()
         .eg(&["[\"failed\", \"succeeded\"]"]),
+        field(
+            "format",
+            Choice(&[("json", "everything, field by field"), ("slack", "the text alone, as chats take it")]),
+            "The form of what is posted. An address of Slack's or Google Chat's gets `slack`, any other `json`.",
+        ),
     ],
-    synonyms: &[("url", "webhook"), ("slack", "webhook"), ("events", "on"), ("when", "on")],
+    synonyms: &[("url", "webhook"), ("slack", "webhook"), ("events", "on"), ("when", "on"), ("type", "format")],
 };
 
 /// An environment.

@@ -72,7 +72,7 @@ prop_compose! {
         spec.data = (0..mounts)
             .map(|i| Data { name: format!("d{i}"), source: format!("s3://b/{i}"), mount: Some(format!("/data{i}")), read_only })
             .collect();
-        spec.notify = vec![Notify { webhook: "https://h/x".into(), on: vec![NotifyOn::Failed] }];
+        spec.notify = vec![Notify { webhook: "https://h/x".into(), on: vec![NotifyOn::Failed], format: None }];
         spec
     }
 }

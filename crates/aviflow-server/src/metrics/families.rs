@@ -100,6 +100,12 @@ pub(crate) const DROPPED_NOTICES: Family = family(
 );
 pub(crate) const DROPPED_POINTS: Family =
     family("aviflow_series_dropped_points_total", Counter, &[], "Points of progress that could not be kept.");
+pub(crate) const NOTIFICATIONS: Family = family(
+    "aviflow_notifications_total",
+    Counter,
+    &["outcome"],
+    "Notifications of jobs: delivered, failed after three tries, refused for their address, dropped for want of room.",
+);
 pub(crate) const APISERVER: Family = family(
     "aviflow_apiserver_requests_total",
     Counter,
@@ -216,6 +222,7 @@ pub(crate) const ALL: &[&Family] = &[
     &DROPPED_LOGS,
     &DROPPED_POINTS,
     &DROPPED_NOTICES,
+    &NOTIFICATIONS,
     &APISERVER,
     &SOURCES,
     &XIDS,

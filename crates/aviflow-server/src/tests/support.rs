@@ -368,6 +368,7 @@ impl World {
             body: body.clone(),
             environments: vec![entry(1), entry(2)],
             defaults: Defaults::default(),
+            notified: Default::default(),
             token: token.clone(),
             identities,
             info: Info { version: "0.0.0".into(), home: "home".into(), started: 1_700_000_000_000 },

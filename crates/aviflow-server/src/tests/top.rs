@@ -81,3 +81,13 @@ async fn ranks_are_shown_with_their_last_lines() {
     assert_eq!(world.get("/v1/top").await["jobs"], serde_json::json!([]));
     assert!(world.refused("GET", "/v1/jobs/tran/ranks", None).await.contains("did you mean `train`"));
 }
+
+#[tokio::test]
+async fn a_gang_is_as_busy_as_its_busiest_gpu_if_all_are_known() {
+    let world = watched(&["GPU-2", "GPU-5"]).await;
+    let looks = world.server.looks();
+    assert_eq!(looks.busiest().unwrap(), BTreeMap::from([((JobId(1), 1), 0.5)]));
+    // Of the one that is not known it may be that it works.
+    let world = watched(&["GPU-2", "GPU-99"]).await;
+    assert_eq!(world.server.looks().busiest().unwrap(), BTreeMap::new());
+}

@@ -4,7 +4,7 @@ It trains a small network on four processes or however many there are, replicate
 (`--parallel fsdp`), saves itself with torch.distributed.checkpoint, and goes on from the newest checkpoint that is
 whole. Each rank says which samples it takes, so that a test can tell whether one came twice.
 
-With HOLD=ATTEMPT:STEP it stands still after that step, until GATE is opened.
+With HOLD=START:STEP it stands still after that step, until GATE is opened; a START is an attempt or a restart in place.
 """
 
 import argparse
@@ -122,7 +122,8 @@ while step < options.steps:
         weights, moments = get_state_dict(model, optimizer)
         state = {"model": weights, "optimizer": moments, "step": torch.tensor(step), "first": torch.tensor(first_loss)}
         dcp.save(state, checkpoint_id=folder / f"step-{step}")
-    if os.environ.get("HOLD") == f"{os.environ['AVIFLOW_ATTEMPT']}:{step}" and rank == 0:
+    start = int(os.environ["AVIFLOW_ATTEMPT"]) + int(os.environ["AVIFLOW_EPOCH"]) - 1
+    if os.environ.get("HOLD") == f"{start}:{step}" and rank == 0:
         say(f"held after step {step}")
         with open(os.environ["GATE"]) as gate:
             gate.read()

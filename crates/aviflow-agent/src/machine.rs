@@ -94,6 +94,8 @@ pub struct Machine {
     ranks: BTreeMap<u32, Rank>,
     /// A newer epoch, begun once the present one is gone.
     next: Option<Launch>,
+    /// What was said of the last end.
+    last_end: Option<Ended>,
     /// Why the agent stopped the ranks, or could not start them.
     reason: Option<String>,
     hooks_told: bool,
@@ -131,6 +133,7 @@ impl Machine {
             up: false,
             ranks: BTreeMap::new(),
             next: None,
+            last_end: None,
             reason: None,
             hooks_told: false,
             closing: false,
@@ -467,11 +470,24 @@ impl Machine {
         }
         let ended = self.end(told, now);
         self.phase = Phase::Ended;
+        self.last_end = Some(ended.clone());
         out.push(Output::WriteEnded(ended.clone()));
         self.emit(Event::Ended { ended }, now, out);
         if self.unknown {
             self.exit(true, out);
         }
+    }
+
+    /// Ends an epoch of which no word to start came: nothing of it ever ran.
+    fn skip(&mut self, epoch: u32, reason: &str, now: u64, out: &mut Vec<Output>) {
+        let Some(before) = self.last_end.take() else { return };
+        self.epoch = epoch;
+        self.up = false;
+        self.ranks.clear();
+        let ended = Ended { epoch, ranks: BTreeMap::new(), reason: Some(reason.to_owned()), ..before };
+        self.last_end = Some(ended.clone());
+        out.push(Output::WriteEnded(ended.clone()));
+        self.emit(Event::Ended { ended }, now, out);
     }
 
     fn end(&self, (at_unix_ms, log_end, port): (i64, u64, u16), now: u64) -> Ended {
@@ -494,7 +510,8 @@ impl Machine {
             reason: self.reason.clone(),
             last_step: self.training.highest_step(),
             log_end,
-            port,
+            // One that is on its way out starts no other.
+            port: if self.closing { 0 } else { port },
         }
     }
 

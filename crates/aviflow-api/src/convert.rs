@@ -38,6 +38,7 @@ pub fn to_request(spec: &JobSpec, priorities: &Priorities) -> Request {
             prefer: t.prefer.clone(),
             max_wait: t.max_wait.map(|d| d.0),
         }),
+        keep_on_failure: spec.keep_on_failure.map(|d| d.0),
     }
 }
 

@@ -72,6 +72,9 @@ pub struct JobSpec {
     pub preemptible: bool,
     /// When it is run again. A file that does not say it means never.
     pub retry: Retry,
+    /// How long its GPUs are kept after it failed for good, for somebody to look around.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keep_on_failure: Option<Duration>,
     /// Jobs it waits for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub after: Vec<After>,

@@ -1,5 +1,6 @@
 //! The words for verdicts, failures and moments. One sentence each, with numbers.
 
+use crate::health::decide::Decision;
 use crate::health::{Finding, News};
 use crate::lifecycle::{Moment, MomentKind};
 use crate::model::{Cause, Ending, EvictionCause, Failure, NODE_LEVEL, NodeId, Snapshot, TurnedOut};
@@ -212,6 +213,7 @@ pub fn failure_short(failure: &Failure) -> String {
         Cause::Launch { worker, .. } => format!("worker {worker} could not start"),
         Cause::TimeLimit { limit } => format!("the time limit of {limit} is reached"),
         Cause::Environment { .. } => "the environment could not be made".to_owned(),
+        Cause::Found { finding, .. } => what_was_found(finding),
         Cause::Recorded { reason } => reason.clone(),
     }
 }
@@ -237,6 +239,7 @@ pub fn failure(failure: &Failure, names: &dyn NodeNames) -> String {
             )
         }
         Cause::Environment { reason } => format!("the environment could not be made: {reason}"),
+        Cause::Found { attempt, finding } => format!("attempt {attempt} was ended: {}", what_was_found(finding)),
         Cause::Recorded { reason } => format!("{reason}; more was in a store that is lost"),
     }
 }
@@ -318,6 +321,22 @@ pub fn moment(moment: &Moment, names: &dyn NodeNames) -> String {
             format!("the cluster asks worker {worker} on {node} to leave: {reason}; the gang is suspended")
         }
         MomentKind::Found { news } => found(news),
+        MomentKind::Decided { decision } => decided(decision, names),
+        MomentKind::Again { epoch } => format!("the ranks start again where they are (epoch {epoch})"),
+        MomentKind::Kept { until } => format!(
+            "the GPUs are kept for {}, for somebody to look around with `aviflow exec`; `aviflow cancel` gives them back",
+            until.since(moment.at)
+        ),
+        MomentKind::Quarantined { node, gpu, reason } => {
+            let what = gpu.map_or(String::new(), |gpu| format!("GPU {gpu} of "));
+            format!(
+                "{what}{} takes nothing new until it passed a check: {reason}; run `aviflow node check`",
+                names.node_name(*node)
+            )
+        }
+        MomentKind::NotQuarantined { node, reason } => {
+            format!("{} should be checked: {reason}", names.node_name(*node))
+        }
         MomentKind::RequeueAsked { rank } => format!("rank {rank} asked to be queued again (exit code 75)"),
         MomentKind::QueuedAgain { not_before } => match not_before {
             Some(t) => format!("queued again, not before {} from now", t.since(moment.at)),
@@ -329,18 +348,30 @@ pub fn moment(moment: &Moment, names: &dyn NodeNames) -> String {
     }
 }
 
+/// What is done about a fault: `CUDA error on rank 3 (node gpu-7, GPU 2): …; next …`.
+fn decided(decision: &Decision, names: &dyn NodeNames) -> String {
+    let rank = decision.place.rank.map(|rank| format!(" on rank {rank}")).unwrap_or_default();
+    let mut place = Vec::new();
+    place.extend(decision.place.node.map(|node| format!("node {}", names.node_name(node))));
+    place.extend(decision.place.gpu.map(|gpu| format!("GPU {gpu}")));
+    let place = if place.is_empty() { String::new() } else { format!(" ({})", place.join(", ")) };
+    format!("{}{rank}{place}: {}; {}", decision.kind, decision.reason, decision.next)
+}
+
+/// A finding: what, of which rank, and what tells.
+fn what_was_found(finding: &Finding) -> String {
+    let rank = finding.rank.map(|rank| format!(" of rank {rank}")).unwrap_or_default();
+    let because = finding.because.map(|because| format!(" ({})", because.words())).unwrap_or_default();
+    let detail = if finding.detail.is_empty() { String::new() } else { format!(": {}", finding.detail) };
+    format!("{}{rank}{because}{detail}", finding.kind)
+}
+
 /// What the watch over a gang says.
 fn found(news: &News) -> String {
-    let what = |finding: &Finding| {
-        let rank = finding.rank.map(|rank| format!(" of rank {rank}")).unwrap_or_default();
-        let because = finding.because.map(|because| format!(" ({})", because.words())).unwrap_or_default();
-        let detail = if finding.detail.is_empty() { String::new() } else { format!(": {}", finding.detail) };
-        format!("{}{rank}{because}{detail}", finding.kind)
-    };
     match news {
         News::TakeStacks => "stacks of all ranks are taken".to_owned(),
-        News::Suspected(finding) => format!("suspected {}", what(finding)),
-        News::Found(finding) => format!("found {}", what(finding)),
+        News::Suspected(finding) => format!("suspected {}", what_was_found(finding)),
+        News::Found(finding) => format!("found {}", what_was_found(finding)),
         News::Over(kind) => format!("{kind} is over"),
     }
 }

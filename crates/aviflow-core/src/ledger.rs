@@ -305,10 +305,10 @@ pub fn unallocated(node: &Node) -> [(Slots, GpuState); 4] {
         }
     };
     let (foreign, loose) = (loose.and(node.foreign), loose.without(node.foreign));
-    let whole = loose.without(node.unhealthy);
+    let whole = loose.without(node.broken());
     [
         (whole.without(node.claimed), rest),
-        (loose.and(node.unhealthy), GpuState::Unhealthy),
+        (loose.and(node.broken()), GpuState::Unhealthy),
         (whole.and(node.claimed), GpuState::Claimed),
         (foreign, GpuState::Foreign),
     ]

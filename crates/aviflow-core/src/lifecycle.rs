@@ -11,20 +11,22 @@
 //! - a job that ended never changes again.
 
 mod advance;
+mod fault;
 mod moment;
 mod resolve;
 mod waiting;
 mod worker;
 
-pub use advance::{Advance, advance, set_condition};
+pub use advance::{Advance, advance, quarantine_pool, set_condition, set_quarantined};
 pub use moment::{Moment, MomentKind};
 
 use crate::gpus::GpuSet;
 use crate::health::News;
+use crate::health::quarantine::Seen;
 use crate::ledger::GpuState;
 use crate::model::{
     Address, Cause, Claim, Ending, Eviction, EvictionCause, Failure, Gang, Intent, Job, JobId, Phase, Placement,
-    Stopping, Suspending, TurnedOut, Worker, WorkerState,
+    Stopping, Suspending, TurnedOut, Why, Worker, WorkerState,
 };
 use crate::time::{Span, Time};
 use serde::{Deserialize, Serialize};
@@ -203,6 +205,8 @@ pub enum WorkerEvent {
         last_lines: Vec<String>,
         /// The highest step it reported.
         last_step: Option<u64>,
+        /// Why, as far as it is known.
+        why: Option<Why>,
     },
     /// The first training step of the epoch.
     FirstStep {
@@ -249,6 +253,8 @@ pub enum WorkerEvent {
         reason: Option<String>,
         /// The highest step of any rank.
         last_step: Option<u64>,
+        /// Where its agent waits for another epoch, the port on which rank 0 of that could listen.
+        next_port: Option<u16>,
     },
     /// Its agent is gone without a word, and it is certain that none of its
     /// processes runs any more. The event's time is the last sign of life.
@@ -272,6 +278,8 @@ pub struct RankEnd {
     pub before: Span,
     /// Its last lines.
     pub last_lines: Vec<String>,
+    /// Why, as far as it is known.
+    pub why: Option<Why>,
 }
 
 /// What a step asks for.
@@ -303,6 +311,8 @@ pub enum Effect {
         /// Since when nobody used them.
         at: Time,
     },
+    /// A node or GPU failed, which may keep it from work.
+    Blame(Seen),
     /// Something that people want to know.
     Moment(MomentKind),
 }
@@ -332,6 +342,8 @@ pub enum Action {
     Stop {
         /// The attempt.
         attempt: u32,
+        /// The epoch whose ranks are meant.
+        epoch: u32,
         /// SIGTERM to SIGKILL.
         grace: Span,
         /// Why.
@@ -348,19 +360,21 @@ pub enum Action {
 #[must_use]
 pub fn deadline(job: &Job) -> Option<Time> {
     match &job.phase {
-        Phase::Starting(gang) => Some(gang.placed + START_LIMIT),
+        Phase::Starting(gang) => Some(gang.began() + START_LIMIT),
         Phase::Running(gang) => {
             let limit = job.request.time_limit?;
             let left = Span((limit.0 - job.ran.0).max(0));
             gang.up.map(|up| up + left)
         }
-        Phase::Queued
-        | Phase::Suspending(_)
-        | Phase::Stopping(_)
-        | Phase::Succeeded
-        | Phase::Failed(_)
-        | Phase::Cancelled { .. } => None,
+        Phase::Stopping(stopping) => stopping.kept_until,
+        Phase::Queued | Phase::Suspending(_) | Phase::Succeeded | Phase::Failed(_) | Phase::Cancelled { .. } => None,
     }
+}
+
+/// The word to start, where every worker of a gang that starts is ready.
+#[must_use]
+pub fn confirm_again(job: &Job) -> Option<Action> {
+    worker::word(job)
 }
 
 /// The pause before the `n`th repetition: 1 s, 2 s, 4 s, … 256 s.
@@ -407,10 +421,9 @@ pub fn step(mut job: Job, event: &Event, at: Time, now: Time) -> (Job, Vec<Effec
             }
         }
         Event::Found { attempt, epoch, news } => {
-            if let Phase::Running(gang) = &job.phase
-                && (gang.attempt, gang.epoch) == (*attempt, *epoch)
-            {
-                fx.push(Effect::Moment(MomentKind::Found { news: news.clone() }));
+            let fits = |g: &Gang| (g.attempt, g.epoch) == (*attempt, *epoch);
+            if matches!(&job.phase, Phase::Running(gang) if fits(gang)) {
+                fault::found(&mut job, news, now, &mut fx);
             }
         }
     }
@@ -435,10 +448,20 @@ fn place(job: &mut Job, placement: &Placement, now: Time, fx: &mut Vec<Effect>) 
             address: None,
             exits: BTreeMap::new(),
             ended: None,
+            next_port: None,
         })
         .collect();
-    let gang =
-        Gang { attempt: job.attempts, epoch: 1, placed: now, up: None, workers, stepped: false, repeating: false };
+    let gang = Gang {
+        attempt: job.attempts,
+        epoch: 1,
+        placed: now,
+        up: None,
+        workers,
+        stepped: false,
+        repeating: false,
+        again: None,
+        xids: Vec::new(),
+    };
     let gpus = gang.gpus();
     fx.push(Effect::Hold(gpus.clone()));
     fx.push(Effect::Moment(MomentKind::Placed { nodes: gang.nodes().collect(), gpus: gpus.count() }));
@@ -485,8 +508,10 @@ fn cancel(job: &mut Job, by: &str, now: Time, fx: &mut Vec<Effect>) {
         Phase::Suspending(s) => {
             let gang = s.gang.clone();
             fx.push(Effect::Moment(MomentKind::Cancelling { by: by.to_owned() }));
-            job.phase = Phase::Stopping(Stopping { gang, intent });
+            job.phase = Phase::Stopping(Stopping { gang, intent, kept_until: None });
         }
+        // It has failed, and somebody has looked around.
+        Phase::Stopping(s) if s.kept_until.is_some() => fault::release(job, now, fx),
         Phase::Stopping(s) => {
             if !matches!(s.intent, Intent::Cancel { .. }) {
                 s.intent = intent;
@@ -511,12 +536,8 @@ fn deadline_passed(job: &mut Job, now: Time, fx: &mut Vec<Effect>) {
             let reason = format!("not every worker was ready within {START_LIMIT}");
             stop(job, Intent::Unready { missing }, FAILED_GRACE, reason, now, fx);
         }
-        Phase::Queued
-        | Phase::Suspending(_)
-        | Phase::Stopping(_)
-        | Phase::Succeeded
-        | Phase::Failed(_)
-        | Phase::Cancelled { .. } => {}
+        Phase::Stopping(_) => fault::release(job, now, fx),
+        Phase::Queued | Phase::Suspending(_) | Phase::Succeeded | Phase::Failed(_) | Phase::Cancelled { .. } => {}
     }
 }
 
@@ -525,13 +546,13 @@ fn deadline_passed(job: &mut Job, now: Time, fx: &mut Vec<Effect>) {
 fn stop(job: &mut Job, intent: Intent, grace: Span, reason: String, at: Time, fx: &mut Vec<Effect>) {
     if let Some(gang) = leave(job, at) {
         stop_ranks(&gang, grace, reason, at, fx);
-        job.phase = Phase::Stopping(Stopping { gang, intent });
+        job.phase = Phase::Stopping(Stopping { gang, intent, kept_until: None });
     }
 }
 
 fn stop_ranks(gang: &Gang, grace: Span, reason: String, at: Time, fx: &mut Vec<Effect>) {
     fx.push(Effect::Post { gpus: gang.gpus(), state: GpuState::Stopping, at, attempt: gang.attempt });
-    fx.push(Effect::Act(Action::Stop { attempt: gang.attempt, grace, reason }));
+    fx.push(Effect::Act(Action::Stop { attempt: gang.attempt, epoch: gang.epoch, grace, reason }));
 }
 
 /// Takes the gang out of Starting or Running and counts its running time.

@@ -13,12 +13,14 @@ pub use job::{
     Request, Shape, Topology, TurnedOut,
 };
 pub use phase::{
-    Address, Cause, Exit, Failure, Gang, Intent, Phase, Refusal, Stopping, Suspending, Worker, WorkerState,
+    Address, Cause, Exit, Failure, Gang, Intent, Phase, Refusal, Stopping, Suspending, Why, Worker, WorkerState,
+    XidSeen,
 };
 pub use pool::{Drain, Policy, Pool, RollingDrain};
 pub use queue::{Queue, QueueDefaults, QueueState, Quota, TimeSharing};
 
 use crate::gpus::{GpuSet, Slots};
+use crate::health::quarantine::Quarantine;
 use crate::ledger::Ledger;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -69,6 +71,12 @@ pub struct Node {
     pub held: Slots,
     /// GPUs known to be broken. A book of its own: a broken GPU may still be held.
     pub unhealthy: Slots,
+    /// GPUs that are kept from work since they failed, until the node passes a check: a book of its own, too.
+    #[serde(default)]
+    pub quarantined: Slots,
+    /// Why, in a few words, where any are.
+    #[serde(default)]
+    pub quarantine: Option<String>,
     /// GPUs that leave the node once their job has ended: it came back smaller.
     #[serde(default)]
     pub leaving: Slots,
@@ -116,6 +124,8 @@ impl Node {
             gpus,
             held: Slots::NONE,
             unhealthy: Slots::NONE,
+            quarantined: Slots::NONE,
+            quarantine: None,
             leaving: Slots::NONE,
             others: 0,
             foreign: Slots::NONE,
@@ -155,7 +165,13 @@ impl Node {
     /// GPUs that work and stay, whoever uses them.
     #[must_use]
     pub fn works(&self) -> Slots {
-        self.gpus.without(self.unhealthy).without(self.leaving)
+        self.gpus.without(self.broken()).without(self.leaving)
+    }
+
+    /// GPUs that are known to be broken, or kept from work as they may be.
+    #[must_use]
+    pub fn broken(&self) -> Slots {
+        self.unhealthy.or(self.quarantined)
     }
 
     /// How many GPUs others use that a job of ours holds in the books: what it gives up is theirs first. So it is
@@ -180,7 +196,7 @@ impl Node {
         let loose = self.gpus.without(self.held).without(self.leaving);
         let mut left = self.others.min(loose.count());
         let mut foreign = Slots::NONE;
-        let whole = loose.without(self.unhealthy);
+        let whole = loose.without(self.broken());
         for some in [whole.without(self.claimed), whole, loose] {
             for some in [some.and(self.foreign), some] {
                 let some = some.without(foreign);
@@ -242,6 +258,8 @@ pub struct Snapshot {
     pub history: History,
     /// Drains that go on.
     pub drains: Vec<RollingDrain>,
+    /// By pool, what nodes and GPUs did that is kept from work for it, or may be.
+    pub quarantines: BTreeMap<String, Quarantine>,
 }
 
 /// A place for a gang: for each worker its node and GPUs there, in the order of ranks.

@@ -117,6 +117,7 @@ struct Work {
     usage: BTreeSet<(String, String)>,
     history: bool,
     drains: bool,
+    quarantines: bool,
     environments: BTreeSet<EnvironmentHash>,
     paused: bool,
     records: Vec<Arc<JobRecord>>,
@@ -209,17 +210,22 @@ impl<S: Store> Engine<S> {
         }
         for (job, gang) in gangs() {
             let placement = Placement(gang.workers.iter().map(|w| (w.node, w.slots)).collect());
-            let attempt = gang.attempt;
+            let (attempt, epoch) = (gang.attempt, gang.epoch);
             orders.extend(self.order(job.id, Action::Launch { attempt, placement }));
             let grace = job.request.grace;
             match &job.phase {
                 Phase::Suspending(s) => {
                     let reason = format!("suspended by {}", s.by);
-                    orders.push(Order::Stop { job: job.id, attempt, grace, reason });
+                    orders.push(Order::Stop { job: job.id, attempt, epoch, grace, reason });
                 }
                 Phase::Stopping(_) => {
                     let reason = "being stopped".to_owned();
-                    orders.push(Order::Stop { job: job.id, attempt, grace, reason });
+                    orders.push(Order::Stop { job: job.id, attempt, epoch, grace, reason });
+                }
+                // Agents that wait for another epoch may have been told nothing of it, and have nothing to report.
+                Phase::Starting(gang) if gang.epoch > 1 => {
+                    let action = lifecycle::confirm_again(job);
+                    orders.extend(action.and_then(|action| self.order(job.id, action)));
                 }
                 Phase::Queued
                 | Phase::Starting(_)
@@ -405,6 +411,7 @@ impl<S: Store> Engine<S> {
         work.entries.extend(out.entries);
         work.moments.extend(out.moments);
         work.usage.extend(out.usage);
+        work.quarantines |= out.quarantines;
         work.history |= out.history;
         for action in out.actions {
             work.orders.extend(self.order(job, action));
@@ -461,7 +468,7 @@ impl<S: Store> Engine<S> {
             Action::Confirm { attempt, epoch, rank0, best_step } => {
                 Order::Confirm { job, attempt, epoch, rank0, best_step }
             }
-            Action::Stop { attempt, grace, reason } => Order::Stop { job, attempt, grace, reason },
+            Action::Stop { attempt, epoch, grace, reason } => Order::Stop { job, attempt, epoch, grace, reason },
             Action::Remove { attempt } => Order::Remove { job, attempt },
         })
     }
@@ -509,6 +516,7 @@ impl<S: Store> Engine<S> {
             usage: changed(work.usage, &snapshot.usage),
             history: work.history.then(|| snapshot.history.clone()),
             drains: work.drains.then(|| snapshot.drains.clone()),
+            quarantines: work.quarantines.then(|| snapshot.quarantines.clone()),
             environments: changed(work.environments, &snapshot.environments),
             paused: work.paused.then(|| snapshot.paused.clone()),
             entries: work.entries,

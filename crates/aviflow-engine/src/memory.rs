@@ -6,6 +6,7 @@
 //! the order of hashing.
 
 use crate::ports::{Act, Batch, JobRecord, Known, Loaded, Store, StoreError, ending};
+use aviflow_core::health::quarantine::Quarantine;
 use aviflow_core::ledger::{Entry, Open};
 use aviflow_core::lifecycle::Moment;
 use aviflow_core::model::{
@@ -49,6 +50,7 @@ struct State {
     /// What is remembered of ended jobs.
     past: Arc<History>,
     drains: Arc<Vec<RollingDrain>>,
+    quarantines: Arc<BTreeMap<String, Quarantine>>,
     nodes: Arc<BTreeMap<NodeId, Node>>,
     queues: Arc<BTreeMap<String, Queue>>,
     environments: Arc<BTreeMap<EnvironmentHash, EnvironmentState>>,
@@ -233,6 +235,9 @@ impl State {
             self.last_drain = drains.iter().map(|d| d.id).fold(self.last_drain, u64::max);
             self.drains = Arc::new(drains.clone());
         }
+        if let Some(quarantines) = &batch.quarantines {
+            self.quarantines = Arc::new(quarantines.clone());
+        }
         if !batch.open.is_empty() {
             Arc::make_mut(&mut self.open).extend(batch.open.iter().cloned());
         }
@@ -291,6 +296,7 @@ impl State {
             usage: self.usage.as_ref().clone(),
             history: self.past.as_ref().clone(),
             drains: self.drains.as_ref().clone(),
+            quarantines: self.quarantines.as_ref().clone(),
             ..Snapshot::default()
         };
         for (node, open) in self.open.iter() {

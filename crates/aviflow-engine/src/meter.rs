@@ -199,7 +199,7 @@ impl Measured {
                 return;
             }
             // Only now it is certain that it goes on.
-            MomentKind::QueuedAgain { .. } => {
+            MomentKind::QueuedAgain { .. } | MomentKind::Again { .. } => {
                 let cause = self.stopping.remove(&moment.job).unwrap_or(RestartCause::Unknown);
                 *self.restarts.entry(cause).or_default() += 1;
                 return;
@@ -209,6 +209,7 @@ impl Measured {
                 Cause::Rank { .. }
                 | Cause::Launch { .. }
                 | Cause::TimeLimit { .. }
+                | Cause::Found { .. }
                 | Cause::Environment { .. }
                 | Cause::Recorded { .. } => RestartCause::Failure,
             },

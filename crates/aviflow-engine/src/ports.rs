@@ -5,6 +5,7 @@
 //! driver and handed in.
 
 use aviflow_api::spec::{JobSpec, Provenance};
+use aviflow_core::health::quarantine::Quarantine;
 use aviflow_core::ledger::{Entry, Open};
 use aviflow_core::lifecycle::Moment;
 use aviflow_core::model::{
@@ -85,7 +86,8 @@ pub enum Order {
         /// is not there any more, the end is reported.
         heard: BTreeSet<u32>,
     },
-    /// Every worker is ready: start the ranks of this epoch.
+    /// Every worker is ready: start the ranks of this epoch. One after the first begins where nothing of the one before
+    /// runs any more; workers of which nothing is left by then are reported as lost.
     Confirm {
         /// The job.
         job: JobId,
@@ -104,6 +106,8 @@ pub enum Order {
         job: JobId,
         /// The attempt.
         attempt: u32,
+        /// The epoch whose ranks are meant: a later one may be confirmed.
+        epoch: u32,
         /// The grace.
         grace: Span,
         /// Why, for the ranks and the logs.
@@ -432,6 +436,8 @@ pub struct Batch {
     pub history: Option<History>,
     /// The drains that go on, all of them, where any changed.
     pub drains: Option<Vec<RollingDrain>>,
+    /// What nodes did that are kept from work for it, or may be, by pool: all of it, where any changed.
+    pub quarantines: Option<BTreeMap<String, Quarantine>>,
     /// Environments that changed; `None` means that nobody wants it any more.
     pub environments: Vec<(EnvironmentHash, Option<EnvironmentState>)>,
     /// Who paused all starts, where that changed.
@@ -475,6 +481,7 @@ impl Batch {
             && self.usage.is_empty()
             && self.history.is_none()
             && self.drains.is_none()
+            && self.quarantines.is_none()
             && self.environments.is_empty()
             && self.paused.is_none()
             && self.entries.is_empty()

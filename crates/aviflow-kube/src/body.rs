@@ -232,9 +232,11 @@ impl Body {
                 self.launch(&record, attempt, &placement, &nodes, &heard);
             }
             Order::Confirm { job, attempt, epoch, rank0, best_step } => {
-                self.workers.start(term, job, attempt, epoch, &rank0, best_step);
+                self.workers.start(term, (job, attempt, epoch), &rank0, best_step, |_| {});
             }
-            Order::Stop { job, attempt, grace, reason } => self.stop(term, job, attempt, grace, &reason),
+            Order::Stop { job, attempt, epoch, grace, reason } => {
+                self.stop(term, (job, attempt, epoch), grace, &reason)
+            }
             Order::Remove { job, attempt } => self.remove(job, attempt),
             Order::Keep { node, gpus, whole } => {
                 self.keeping.set(&node, gpus, whole);
@@ -331,9 +333,9 @@ impl Body {
         });
     }
 
-    fn stop(&mut self, term: aviflow_core::model::Term, job: JobId, attempt: u32, grace: Span, reason: &str) {
+    fn stop(&mut self, term: aviflow_core::model::Term, epoch: (JobId, u32, u32), grace: Span, reason: &str) {
         let mut unheard = Vec::new();
-        self.workers.stop(term, (job, attempt), grace, reason, |key, worker| {
+        self.workers.stop(term, epoch, grace, reason, |key, worker| {
             // No rank of it was ever started: there is nothing to save.
             if !heard(worker) && !worker.over {
                 unheard.push(key);
@@ -412,7 +414,7 @@ impl Body {
             return;
         };
         if !said {
-            self.event(key, WorkerEvent::Gone { ranks: BTreeMap::new(), reason, last_step: None });
+            self.event(key, WorkerEvent::Gone { ranks: BTreeMap::new(), reason, last_step: None, next_port: None });
         }
         if remove {
             self.discard(key);

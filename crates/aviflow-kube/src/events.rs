@@ -10,6 +10,7 @@
 use crate::api::persist;
 use crate::mirror::Jobs;
 use crate::names;
+use aviflow_core::health::News;
 use aviflow_core::lifecycle::MomentKind;
 use aviflow_core::model::JobId;
 use aviflow_core::time::{Span, Time};
@@ -80,6 +81,13 @@ pub fn word(kind: &MomentKind, attempt: u32) -> Option<(&'static str, bool)> {
         MomentKind::Running { .. } if attempt > 1 => Some(("Restarted", false)),
         MomentKind::Running { .. } => Some(("Started", false)),
         MomentKind::Failing { .. } => Some(("AttemptFailed", true)),
+        MomentKind::Found { news: News::Suspected(_) } => Some(("Suspected", true)),
+        MomentKind::Found { news: News::Found(_) } => Some(("FaultFound", true)),
+        MomentKind::Decided { .. } => Some(("FaultJudged", true)),
+        MomentKind::Again { .. } => Some(("RestartedInPlace", false)),
+        MomentKind::Kept { .. } => Some(("KeptOnFailure", true)),
+        MomentKind::Quarantined { .. } => Some(("Quarantined", true)),
+        MomentKind::NotQuarantined { .. } => Some(("QuarantineExceeded", true)),
         MomentKind::Refused { .. } => Some(("StartRefused", true)),
         MomentKind::NeverReady { .. } => Some(("NeverReady", true)),
         MomentKind::AskedToLeave { .. } => Some(("AskedToLeave", true)),
@@ -105,7 +113,7 @@ pub fn word(kind: &MomentKind, attempt: u32) -> Option<(&'static str, bool)> {
         | MomentKind::DependencyMet { .. }
         | MomentKind::Cancelling { .. }
         | MomentKind::RequeueAsked { .. }
-        | MomentKind::Found { .. }
+        | MomentKind::Found { news: News::TakeStacks | News::Over(_) }
         // What happened before was told by whoever lost it.
         | MomentKind::Rebuilt => None,
     }

@@ -134,8 +134,8 @@ fn time(record: &JobRecord) -> Duration {
 }
 
 fn gone(worker: u32, code: i32) -> WorkerEvent {
-    let end = RankEnd { code, signal: None, stopping: code != 0, before: Span(0), last_lines: Vec::new() };
-    WorkerEvent::Gone { ranks: [(worker, end)].into(), reason: None, last_step: None }
+    let end = RankEnd { code, signal: None, stopping: code != 0, before: Span(0), last_lines: Vec::new(), why: None };
+    WorkerEvent::Gone { ranks: [(worker, end)].into(), reason: None, last_step: None, next_port: None }
 }
 
 fn say(report: &Report, (job, attempt): (JobId, u32), epoch: u32, workers: u32, event: impl Fn(u32) -> WorkerEvent) {
@@ -173,7 +173,7 @@ mod tests {
         lock(&cluster.attempts).insert(key, Attempt { workers: 2, time: Duration::from_secs(3600), end: None });
         let order = |order| Stamped { term: Term(1), generation: 1, order };
         let rank0 = Address { host: "127.0.0.1".into(), port: 1 };
-        let stop = Order::Stop { job: key.0, attempt: key.1, grace: Span(0), reason: String::new() };
+        let stop = Order::Stop { job: key.0, attempt: key.1, epoch: 1, grace: Span(0), reason: String::new() };
         cluster.apply(&[
             order(Order::Confirm { job: key.0, attempt: key.1, epoch: 1, rank0, best_step: None }),
             order(Order::Keep { node: "a".into(), gpus: 1, whole: false }),

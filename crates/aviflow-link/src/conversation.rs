@@ -8,7 +8,7 @@
 use crate::channel::{self, Channels};
 use crate::exec::{self, Execs};
 use crate::pings::{Pings, next_ping};
-use crate::roster::{Durable, Hello, Link, Sender, Site, Worker, Workers, rank_ends, with_peers};
+use crate::roster::{Durable, Hello, Link, Sender, Site, Worker, Workers, rank_ends, why, with_peers};
 use crate::unix_ms;
 use aviflow_agent::protocol::{self, ChannelInput, Event, FromAgent, MAX_LINE, ToAgent, wire};
 use aviflow_core::health::xid;
@@ -148,9 +148,9 @@ async fn admit<S: Site>(
         changes.mark_unchanged();
         if let Some(answer) = try_admit(shared, hello, &proof, sender, ping) {
             let admitted = answer?;
-            if admitted.ready {
+            if let Some(epoch) = admitted.ready {
                 let event = WorkerEvent::Ready { address: hello.address.clone() };
-                shared.report_worker(hello.key, 0, Span(0), event, None);
+                shared.report_worker(hello.key, epoch, Span(0), event, None);
             }
             return Ok(admitted);
         }
@@ -166,8 +166,8 @@ struct Admitted {
     closed: oneshot::Receiver<()>,
     execs: Arc<Execs>,
     channels: Arc<Channels>,
-    /// Whether it waits for the word to start.
-    ready: bool,
+    /// Of which epoch it may wait for the word to start; 0 for whichever.
+    ready: Option<u32>,
 }
 
 fn try_admit<S: Site>(
@@ -238,7 +238,9 @@ fn try_admit<S: Site>(
     if let Some(worker) = state.workers.get(&key) {
         worker.release();
     }
-    Some(Ok(Admitted { id, closed, execs, channels, ready: ended.is_none() }))
+    // One that ended waits for the epoch after it, or for nothing any more where it never began one.
+    let ready = ended.map_or(Some(0), |ended| (ended.epoch > 0).then_some(ended.epoch + 1));
+    Some(Ok(Admitted { id, closed, execs, channels, ready }))
 }
 
 /// Forgets a connection, unless a newer one has taken its place.
@@ -424,8 +426,8 @@ fn worker_event(event: Event) -> WorkerEvent {
     match event {
         Event::Up => WorkerEvent::Up,
         Event::LaunchFailed { reason } => WorkerEvent::LaunchFailed { reason },
-        Event::RankExited { rank, code, signal, stopping, last_lines, last_step, fault: _ } => {
-            WorkerEvent::RankExited { rank, code, signal, stopping, last_lines, last_step }
+        Event::RankExited { rank, code, signal, stopping, last_lines, last_step, fault } => {
+            WorkerEvent::RankExited { rank, code, signal, stopping, last_lines, last_step, why: why(fault) }
         }
         Event::FirstStep { step } => WorkerEvent::FirstStep { step },
         Event::CaughtUp { step } => WorkerEvent::CaughtUp { step },
@@ -438,9 +440,12 @@ fn worker_event(event: Event) -> WorkerEvent {
             let within = Some(span(within_ms));
             WorkerEvent::Leaving { reason: "its agent was asked to end (SIGTERM)".to_owned(), within }
         }
-        Event::Ended { ended } => {
-            WorkerEvent::Gone { ranks: rank_ends(ended.ranks), reason: ended.reason, last_step: ended.last_step }
-        }
+        Event::Ended { ended } => WorkerEvent::Gone {
+            ranks: rank_ends(ended.ranks),
+            reason: ended.reason,
+            last_step: ended.last_step,
+            next_port: Some(ended.port).filter(|port| *port > 0),
+        },
     }
 }
 

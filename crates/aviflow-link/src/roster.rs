@@ -2,9 +2,11 @@
 
 use crate::channel::Channels;
 use crate::exec::Execs;
+use aviflow_agent::faults::{Class, Fault};
 use aviflow_agent::protocol::{Ended, FromAgent, OLDER, PROTOCOL, ToAgent};
+use aviflow_core::health::Kind;
 use aviflow_core::lifecycle::{RankEnd, WorkerEvent};
-use aviflow_core::model::{Address, JobId, Term};
+use aviflow_core::model::{Address, JobId, Term, Why};
 use aviflow_core::time::Span;
 use aviflow_engine::ports::Observation;
 use aviflow_engine::telemetry::{StreamKey, Telemetry};
@@ -230,6 +232,17 @@ impl<O> Worker<O> {
         }
     }
 
+    /// An epoch is to begin or to end: what ended an earlier one was not the last. False where nothing of it is left to
+    /// hear that.
+    fn renew(&mut self, epoch: u32) -> bool {
+        self.gone = self.gone.filter(|gone| *gone >= epoch);
+        let begun = matches!(self.start, Some(ToAgent::Start { epoch: begun, .. }) if begun >= epoch);
+        if !begun {
+            self.log_end = self.log_end.filter(|_| self.gone.is_some());
+        }
+        !self.over || self.gone.is_some()
+    }
+
     /// Whether it has ended and all of its log is kept.
     #[must_use]
     pub fn logged(&self) -> bool {
@@ -318,7 +331,12 @@ impl<S: Site> Workers<S> {
     pub fn report_not_started(&self, key: StreamKey, reason: &str) {
         let event = WorkerEvent::LaunchFailed { reason: reason.to_owned() };
         self.report_worker(key, 0, Span(0), event, None);
-        let event = WorkerEvent::Gone { ranks: BTreeMap::new(), reason: Some(reason.to_owned()), last_step: None };
+        let event = WorkerEvent::Gone {
+            ranks: BTreeMap::new(),
+            reason: Some(reason.to_owned()),
+            last_step: None,
+            next_port: None,
+        };
         self.report_worker(key, 0, Span(0), event, None);
     }
 
@@ -371,18 +389,32 @@ impl<S: Site> Workers<S> {
         }
     }
 
-    /// Tells an attempt's workers to start the ranks of an epoch.
-    pub fn start(&self, term: Term, job: JobId, attempt: u32, epoch: u32, rank0: &Address, best_step: Option<u64>) {
+    /// Tells an attempt's workers to start the ranks of an epoch; `each` hears of those that were told to stop an
+    /// earlier one before. A worker of which nothing is left is reported as lost.
+    pub fn start(
+        &self,
+        term: Term,
+        (job, attempt, epoch): (JobId, u32, u32),
+        rank0: &Address,
+        best_step: Option<u64>,
+        mut each: impl FnMut(&mut Worker<S::Own>),
+    ) {
+        let mut lost = Vec::new();
         let mut state = self.lock();
         let peers = state.peers(job, attempt);
-        for (_, worker) in state.of_attempt(job, attempt) {
-            if worker.stop.is_some() {
-                continue;
+        for (key, worker) in state.of_attempt(job, attempt) {
+            match &worker.stop {
+                // 0 means whatever runs.
+                Some(ToAgent::Stop { epoch: stopped, .. }) if *stopped != 0 && *stopped < epoch => {
+                    worker.stop = None;
+                    each(worker);
+                }
+                Some(_) => continue,
+                None => {}
             }
-            if worker.gone.is_some_and(|gone| gone < epoch) {
-                // Another epoch begins: the end that was reported was not the last.
-                worker.gone = None;
-                worker.log_end = None;
+            if !worker.renew(epoch) {
+                lost.push(*key);
+                continue;
             }
             let start = ToAgent::Start {
                 term: term.0,
@@ -395,24 +427,39 @@ impl<S: Site> Workers<S> {
             worker.send(with_peers(start.clone(), &peers));
             worker.start = Some(start);
         }
+        drop(state);
+        self.report_lost(lost);
     }
 
-    /// Tells an attempt's workers to stop; `each` sees to it that they do.
+    fn report_lost(&self, lost: Vec<StreamKey>) {
+        for key in lost {
+            let reason = "its agent ended before the ranks could start again".to_owned();
+            self.report_worker(key, 0, Span(0), WorkerEvent::Lost { reason }, None);
+        }
+    }
+
+    /// Tells an attempt's workers to stop the ranks of an epoch; `each` sees to it that they do.
     pub fn stop(
         &self,
         term: Term,
-        (job, attempt): (JobId, u32),
+        (job, attempt, epoch): (JobId, u32, u32),
         grace: Span,
         reason: &str,
         mut each: impl FnMut(StreamKey, &mut Worker<S::Own>),
     ) {
+        let mut lost = Vec::new();
         for (key, worker) in self.lock().of_attempt(job, attempt) {
             let grace_ms = u64::try_from(grace.0).unwrap_or(0);
-            let stop = ToAgent::Stop { term: term.0, grace_ms, reason: reason.to_owned(), epoch: 0 };
+            let stop = ToAgent::Stop { term: term.0, grace_ms, reason: reason.to_owned(), epoch };
+            // One that ended an earlier epoch has not said that it ends this one.
+            if epoch > 1 && !worker.renew(epoch) {
+                lost.push(*key);
+            }
             worker.send(stop.clone());
             worker.stop = Some(stop);
             each(*key, worker);
         }
+        self.report_lost(lost);
     }
 }
 
@@ -455,6 +502,39 @@ pub fn rank_ends(ranks: BTreeMap<u32, aviflow_agent::protocol::RankEnd>) -> BTre
         stopping: end.stopping,
         before: Span(i64::try_from(end.before_ms).unwrap_or(i64::MAX)),
         last_lines: end.last_lines,
+        why: why(end.fault),
     };
     ranks.into_iter().map(|(rank, end)| (rank, convert(end))).collect()
+}
+
+/// How the agent's reading of an end reads in the core.
+#[must_use]
+pub fn why(fault: Option<Fault>) -> Option<Why> {
+    let fault = fault?;
+    let kind = match fault.class {
+        Class::GpuOutOfMemory => Kind::GpuOutOfMemory,
+        Class::GpuHardware => Kind::DeviceUnhealthy,
+        Class::GpuError => Kind::Cuda,
+        Class::CollectiveTimeout => Kind::NcclTimeout,
+        Class::CollectiveError | Class::FabricError => Kind::Nccl,
+        Class::PeerGone => Kind::PeerLost,
+        Class::HostOutOfMemory => Kind::HostOutOfMemory,
+        Class::DiskFull => Kind::DiskFull,
+        Class::NotANumber => Kind::NotANumber,
+        Class::SegmentationFault
+        | Class::IllegalInstruction
+        | Class::BusError
+        | Class::Aborted
+        | Class::Killed
+        | Class::Stopped => Kind::Signal,
+        Class::GpuAssert
+        | Class::SharedMemoryFull
+        | Class::ImportFailed
+        | Class::AccessDenied
+        | Class::NetworkError
+        | Class::AddressInUse
+        | Class::DamagedCheckpoint
+        | Class::Exception => Kind::Exit,
+    };
+    Some(Why { kind, consequence: fault.consequence, line: fault.line })
 }

@@ -153,7 +153,7 @@ async fn a_start_names_those_that_answer_their_peers() {
     let mut agents = [Agent::connect(at, 0, 4000).await, Agent::connect(at, 1, 4001).await];
     let _old = Agent::connect(at, 2, 0).await;
     let rank0 = Address { host: "10.0.0.0".into(), port: 20_000 };
-    workers.start(Term(1), JOB, 1, 1, &rank0, None);
+    workers.start(Term(1), (JOB, 1, 1), &rank0, None, |_| {});
     let peer = |worker: u8, port| (u32::from(worker), SocketAddr::from(([10, 0, 0, worker], port)));
     for agent in &mut agents {
         assert_eq!(agent.start().await, [peer(0, 4000), peer(1, 4001)]);

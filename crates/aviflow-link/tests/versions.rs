@@ -200,7 +200,7 @@ async fn replay(version: u32, recorded: &str) {
         match answer["type"].as_str().unwrap() {
             "start" => {
                 let rank0 = Address { host: "127.0.0.1".into(), port: 20_000 };
-                control.workers.start(Term(1), KEY.job, KEY.attempt, 1, &rank0, None);
+                control.workers.start(Term(1), (KEY.job, KEY.attempt, 1), &rank0, None, |_| {});
             }
             "exec" => {
                 let argv = vec!["echo".to_owned(), "inside".to_owned()];

@@ -271,12 +271,14 @@ impl Cluster for LocalCluster {
                     self.launch(record, *attempt, placement, nodes)
                 }
                 Order::Confirm { job, attempt, epoch, rank0, best_step } => {
-                    self.shared.start(*term, *job, *attempt, *epoch, rank0, *best_step);
+                    // Whoever was watched for an end that came begins anew.
+                    let each = |worker: &mut Worker| worker.own.watch = None;
+                    self.shared.start(*term, (*job, *attempt, *epoch), rank0, *best_step, each);
                 }
-                Order::Stop { job, attempt, grace, reason } => {
+                Order::Stop { job, attempt, epoch, grace, reason } => {
                     let slack = self.shared.site.config.stop_slack;
                     let within = u64::try_from((*grace + slack).0).unwrap_or(0);
-                    self.shared.stop(*term, (*job, *attempt), *grace, reason, |key, worker| {
+                    self.shared.stop(*term, (*job, *attempt, *epoch), *grace, reason, |key, worker| {
                         hurry::watch(&self.shared, key, worker, Duration::from_millis(within));
                     });
                 }

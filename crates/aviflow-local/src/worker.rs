@@ -392,8 +392,12 @@ fn finish(shared: &Arc<Shared>, key: StreamKey, folder: &Path, child: Option<Chi
                     ranks: rank_ends(ended.ranks),
                     reason: ended.reason,
                     last_step: ended.last_step,
+                    next_port: None,
                 };
                 shared.report_worker(key, ended.epoch, ago, event, None);
+                // Another epoch may have been decided that it never heard of; else this says nothing new.
+                let reason = "its agent ended before the ranks could start again".to_owned();
+                shared.report_worker(key, 0, Span(0), WorkerEvent::Lost { reason }, None);
             }
             None if !lived => {
                 let reason = format!("the agent did not start: it {}", last_words(folder, exit));

@@ -140,7 +140,7 @@ fn agents_are_adopted_after_a_crash_of_the_control_plane() {
     agent.expect("the welcome", |m| matches!(m, ToAgent::Welcome { term: 2, .. }).then_some(()));
     body.wait_ready(JOB);
     assert_eq!(marked(&folder), [pid], "the same agent, and no second one");
-    body.order(Order::Stop { job: JOB, attempt: 1, grace: Span(5), reason: "enough".to_owned() });
+    body.order(Order::Stop { job: JOB, attempt: 1, epoch: 1, grace: Span(5), reason: "enough".to_owned() });
     agent.expect("the stop", |m| matches!(m, ToAgent::Stop { term: 2, grace_ms: 5, .. }).then_some(()));
     kill(pid);
     assert_eq!(body.wait_lost(JOB).1, 0, "it was watched to its end");
@@ -324,11 +324,18 @@ fn words_are_kept_for_an_agent_that_is_not_connected() {
     let mut agent = body.agent(JOB, 0);
     agent.expect("the start", |m| matches!(m, ToAgent::Start { epoch: 1, .. }).then_some(()));
     drop(agent);
-    body.order(Order::Stop { job: JOB, attempt: 1, grace: Span(5), reason: "enough".to_owned() });
-    body.confirm(JOB, 2);
+    body.order(Order::Stop { job: JOB, attempt: 1, epoch: 1, grace: Span(5), reason: "enough".to_owned() });
+    // What is stopped is not started again, but for an epoch that comes after it.
+    body.confirm(JOB, 1);
     let mut agent = body.agent(JOB, 0);
     assert!(matches!(agent.hear(), Some(ToAgent::Welcome { .. })));
-    assert!(matches!(agent.hear(), Some(ToAgent::Stop { .. })));
+    assert!(matches!(agent.hear(), Some(ToAgent::Stop { epoch: 1, .. })));
+    body.confirm(JOB, 2);
+    assert!(matches!(agent.hear(), Some(ToAgent::Start { epoch: 2, .. })));
+    drop(agent);
+    let mut agent = body.agent(JOB, 0);
+    assert!(matches!(agent.hear(), Some(ToAgent::Welcome { .. })));
+    assert!(matches!(agent.hear(), Some(ToAgent::Start { epoch: 2, .. })));
     kill(agent_pid(&body.folder(JOB, 0)));
     body.wait_lost(JOB);
 }

@@ -27,7 +27,7 @@ fn body(config: LocalConfig) -> Body {
 }
 
 fn stop(job: JobId) -> Order {
-    Order::Stop { job, attempt: 1, grace: Span(5), reason: "enough".to_owned() }
+    Order::Stop { job, attempt: 1, epoch: 1, grace: Span(5), reason: "enough".to_owned() }
 }
 
 fn agent_pid(folder: &Path) -> i32 {

@@ -86,7 +86,7 @@ fn a_gang_is_stopped_with_grace() {
     body.telemetry.0.wait("both traps are set", |kept| {
         [KEY, other].iter().all(|key| kept.logs.get(key).is_some_and(|log| log.contains("waits"))).then_some(())
     });
-    body.order(Order::Stop { job: JOB, attempt: 1, grace: Span::seconds(60), reason: "enough".to_owned() });
+    body.order(Order::Stop { job: JOB, attempt: 1, epoch: 1, grace: Span::seconds(60), reason: "enough".to_owned() });
     body.wait_event(JOB, "gone", |e, _| match e {
         WorkerEvent::Gone { ranks, .. } => (ranks[&0].code == 0 && ranks[&0].stopping).then_some(()),
         _ => None,
@@ -162,7 +162,7 @@ fn a_frozen_agent_holds_its_node_no_longer_than_its_grace() {
     let agent = i32::try_from(Alive::read(&folder).unwrap().pid).unwrap();
     rustix::process::kill_process(rustix::process::Pid::from_raw(agent).unwrap(), rustix::process::Signal::STOP)
         .unwrap();
-    body.order(Order::Stop { job: JOB, attempt: 1, grace: Span(0), reason: "enough".to_owned() });
+    body.order(Order::Stop { job: JOB, attempt: 1, epoch: 1, grace: Span(0), reason: "enough".to_owned() });
     let (reason, _) = body.wait_lost(JOB);
     assert!(reason.contains("did not end in time"), "{reason}");
     assert_eq!(processes_of(&spec), 0);
@@ -223,7 +223,7 @@ fn commands_see_the_rank_s_variables() {
         }
     });
     assert_eq!((String::from_utf8(said).unwrap().as_str(), code), ("in blue\n", 3));
-    body.order(Order::Stop { job: JOB, attempt: 1, grace: Span(0), reason: "over".to_owned() });
+    body.order(Order::Stop { job: JOB, attempt: 1, epoch: 1, grace: Span(0), reason: "over".to_owned() });
     body.wait_event(JOB, "gone", |e, _| matches!(e, WorkerEvent::Gone { .. }).then_some(()));
     body.order(Order::Remove { job: JOB, attempt: 1 });
     let folder = body.folder(JOB, 0);

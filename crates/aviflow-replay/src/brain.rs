@@ -174,6 +174,7 @@ impl Scheduler for Brain<'_> {
             grace: Span(0),
             checkpoint_every: None,
             topology: Topology { require: spec.require.clone(), ..Topology::default() },
+            keep_on_failure: None,
         };
         let key = JobKey { namespace: DEFAULT.to_owned(), name: spec.name.clone() };
         let id = id(job);

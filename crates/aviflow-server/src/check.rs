@@ -29,14 +29,12 @@ pub(crate) async fn check(
     let state = app.clone();
     // Before it is told, so that whoever hears of it finds the node open.
     let open = async move |frame| match frame {
-        ExecFrame::Exit { code: 0 } if !check.keep_cordoned => {
-            match blocking(move || cordon(&state, &name, false, by, "it passed its check")).await {
-                Ok(()) => frame,
-                Err(failure) => {
-                    ExecFrame::Failed { reason: format!("it passed, and stays cordoned: {}", failure.sentence()) }
-                }
+        ExecFrame::Exit { code: 0 } => match blocking(move || passed(&state, &name, check.keep_cordoned, by)).await {
+            Ok(()) => frame,
+            Err(failure) => {
+                ExecFrame::Failed { reason: format!("it passed, and stays cordoned: {}", failure.sentence()) }
             }
-        }
+        },
         frame => frame,
     };
     Ok(hand_on(app, frames, open))
@@ -57,6 +55,14 @@ fn begin(app: &App, name: &str, check: NodeCheck, by: &str) -> Result<mpsc::Rece
     let gpus = node.gpus.iter().filter(|gpu| !gpu.unhealthy).count();
     let test = NodeTest { node: name.to_owned(), gpus, image: check.image, run: check.run };
     app.parts.body.check(test).map_err(|refusal| Failure::conflict("checkRefused", refusal.0))
+}
+
+/// Ends what kept the node from work: its quarantine, and the cordon unless that is to stay.
+fn passed(app: &App, name: &str, keep_cordoned: bool, by: String) -> Result<(), Failure> {
+    let reason = "it passed its check";
+    let passed = EngineInput::Passed { node: name.to_owned(), by: by.clone(), reason: Some(reason.to_owned()) };
+    app.parts.engine.ask(passed)?;
+    if keep_cordoned { Ok(()) } else { cordon(app, name, false, by, reason) }
 }
 
 fn cordon(app: &App, name: &str, cordoned: bool, by: String, reason: &str) -> Result<(), Failure> {

@@ -107,6 +107,10 @@ pub(crate) fn gang(app: &App, name: &str, caller: &Caller, not: &str) -> Result<
         let each = job.request.ranks_per_node.max(1);
         let target = match &job.phase {
             Phase::Running(gang) | Phase::Starting(gang) => Some((gang.attempt, count(gang.workers.len()))),
+            // It failed, and its GPUs are kept for this.
+            Phase::Stopping(stopping) if stopping.kept_until.is_some() => {
+                Some((stopping.gang.attempt, count(stopping.gang.workers.len())))
+            }
             _ => None,
         };
         Some((target, each, job.phase.name()))

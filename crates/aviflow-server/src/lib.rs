@@ -61,7 +61,7 @@ pub use body::{
     Body, BodyAgent, CatalogueEntry, ExecRefusal, ExecTarget, NodeTest, Opening, Resolving, Settling, Telling,
     Unresolved,
 };
-pub use stacks::{ask_stacks, stack_number};
 pub use notified::{Looks, Outcome, Outcomes};
+pub use stacks::{ask_stacks, stack_number};
 pub use standby::standby;
 pub use submit::{Applied, NotTaken};

@@ -45,6 +45,8 @@ pub(crate) fn node_info(snapshot: &Snapshot, node: &Node) -> NodeInfo {
         pool: node.pool.clone(),
         gpu_type: node.gpu_type.clone(),
         condition: condition(node).to_owned(),
+        quarantine: node.quarantine.clone(),
+        quarantined: node.quarantined.iter().collect(),
         closed: node.closed.clone(),
         domains: levels.cloned().zip(node.path.iter().cloned()).collect(),
         drain: node.drain.as_ref().map(Into::into),

@@ -47,6 +47,7 @@ impl NodeNames for Names {
 fn failed_on(failure: &Failure) -> Option<NodeId> {
     match &failure.cause {
         Cause::Rank { node, .. } | Cause::WorkerLost { node, .. } | Cause::Launch { node, .. } => Some(*node),
+        Cause::Found { finding, .. } => finding.node,
         Cause::TimeLimit { .. } | Cause::Environment { .. } | Cause::Recorded { .. } => None,
     }
 }
@@ -66,6 +67,7 @@ pub(crate) fn last_lines(failure: &Failure) -> Vec<String> {
         Cause::WorkerLost { .. }
         | Cause::Launch { .. }
         | Cause::TimeLimit { .. }
+        | Cause::Found { .. }
         | Cause::Environment { .. }
         | Cause::Recorded { .. } => Vec::new(),
     }

@@ -281,6 +281,7 @@ fn options(args: &SubmitArgs) -> Options {
         gpus_per_node: args.gpus_per_node.clone(),
         gpu_type: args.gpu_type.clone(),
         time_limit: args.time_limit.clone(),
+        keep_on_failure: args.keep_on_failure.clone(),
         seed: args.seed.clone(),
         env: args.env.clone(),
         set: args.set.clone(),

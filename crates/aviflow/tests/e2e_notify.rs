@@ -100,12 +100,12 @@ fn counts(world: &World) -> BTreeMap<String, u64> {
 fn a_job_tells_how_it_fares() {
     let world = World::with_pool(1, 1);
     let chat = Chat::new();
-    let script = "retry: {failures: 1}\noutputs: [/out]\nrun: |\n  [ $AVIFLOW_ATTEMPT = 2 ] || exit 3\n";
+    let script = "retry: {failures: 1}\noutputs: [/out]\nrun: |\n  [ $AVIFLOW_EPOCH = 2 ] || exit 3\n";
     world.ok(&["run", &document(&world, "again", &chat, script)]);
     let told: Vec<Value> = (0..3).map(|_| chat.next()).collect();
     let part = |name: &str| told.iter().map(|t| t[name].clone()).collect::<Vec<_>>();
     assert_eq!(part("event"), ["started", "restarted", "succeeded"]);
-    assert_eq!(part("attempt"), [1, 2, 2]);
+    assert_eq!(part("attempt"), [1, 1, 1]);
     assert_eq!(part("phase"), ["Running", "Running", "Succeeded"]);
     for (name, value) in [("job", "again"), ("namespace", "default"), ("user", "ada"), ("queue", "default")] {
         assert_eq!(part(name), [value; 3], "{name}");
@@ -113,6 +113,7 @@ fn a_job_tells_how_it_fares() {
     assert_eq!(told[0]["what"], "its rank is up");
     let reason = told[1]["reason"].as_str().expect("a reason");
     assert!(reason.starts_with("rank 0 (worker 0 on local-0) exited with 3"), "{reason}");
+    assert!(reason.contains("the ranks start again where they are"), "{reason}");
     assert!(told[2]["next"].as_str().is_some_and(|next| next.contains("aviflow cp default/again:/out .")), "{told:?}");
     for message in &told {
         let text = message["text"].as_str().expect("a text");

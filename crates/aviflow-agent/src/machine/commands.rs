@@ -22,12 +22,21 @@ impl Machine {
         }
     }
 
+    /// Whether somebody may look around: beside ranks, or where they failed, as the control plane may keep the GPUs for it.
+    fn visited(&self) -> bool {
+        match self.phase {
+            Phase::Running | Phase::Stopping { .. } => true,
+            Phase::Ended => !self.closing && !self.ranks.is_empty(),
+            Phase::Idle | Phase::Spawning { .. } | Phase::Clearing { .. } | Phase::Gone => false,
+        }
+    }
+
     /// The rank beside which something is to be done, or why it cannot be.
     fn beside(&self, rank: Option<u32>, argv: Option<&[String]>) -> Result<u32, String> {
         let rank = rank.unwrap_or(self.spec.first_rank);
         if argv.is_some_and(<[String]>::is_empty) {
             Err("no command: name a program".to_owned())
-        } else if !matches!(self.phase, Phase::Running | Phase::Stopping { .. }) {
+        } else if !self.visited() {
             Err("no rank runs here: wait until the job is Running".to_owned())
         } else if !self.ranks.contains_key(&rank) {
             let last = self.spec.first_rank + self.spec.ranks.saturating_sub(1);

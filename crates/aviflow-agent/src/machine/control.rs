@@ -70,6 +70,9 @@ impl Machine {
                 // Ranks that were started since are not meant: the word is older than they are.
                 let meant = epoch == 0 || epoch >= self.epoch;
                 if meant && self.accepts(term, "stop", out) {
+                    if self.phase == Phase::Ended && epoch > self.epoch {
+                        self.skip(epoch, &reason, now, out);
+                    }
                     self.stop(grace_ms, reason, true, now, out);
                 }
             }

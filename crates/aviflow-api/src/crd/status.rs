@@ -44,6 +44,9 @@ pub struct TrainingJobStatus {
     /// How many attempts have begun.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attempt: Option<u32>,
+    /// How often the ranks of this attempt were started, in the same workers; absent where it was once.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub epoch: Option<u32>,
     /// What ended earlier attempts; absent where nothing did.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub counters: Option<JobCounters>,

@@ -72,6 +72,7 @@ pub static JOB: Object = Object {
         field("timeLimit", Text(&f::DURATION), "The greatest time in Running, over all attempts. With it the job can also start early, in a gap.").eg(&["\"24h\"", "\"1-00:00:00\""]),
         field("preemptible", Bool, "Whether the platform may suspend the job and continue it later.").default("true"),
         field("retry", Keys(&RETRY), "When the job is run again."),
+        field("keepOnFailure", Text(&f::DURATION), "How long the GPUs are kept after the job failed for good, for somebody to look around with `aviflow exec`. They count as used, and `aviflow cancel` gives them back.").eg(&["\"30m\""]),
         field("after", List(&Keys(&AFTER), 0), "Jobs that must have ended, each as asked, before this one starts.").most(32),
         field("seed", Whole(0, (1 << 63) - 1), "The seed, given to the training in `AVIFLOW_SEED`.").eg(&["42"]),
         field("notify", List(&Keys(&NOTIFY), 0), "Whom to tell of what.").most(16),

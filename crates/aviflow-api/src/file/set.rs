@@ -38,6 +38,8 @@ pub struct Options {
     pub processes: Option<String>,
     /// `--time-limit`
     pub time_limit: Option<String>,
+    /// `keepOnFailure`.
+    pub keep_on_failure: Option<String>,
     /// `--retries`
     pub retries: Option<String>,
     /// `--seed`
@@ -94,6 +96,7 @@ impl Document {
             ("--gpus-per-node", "gpusPerNode", &options.gpus_per_node),
             ("--processes", "processes", &options.processes),
             ("--time-limit", "timeLimit", &options.time_limit),
+            ("--keep-on-failure", "keepOnFailure", &options.keep_on_failure),
             ("--retries", "retry.failures", &options.retries),
             ("--seed", "seed", &options.seed),
         ];

@@ -21,6 +21,12 @@ pub struct NodeInfo {
     /// Why others keep new work away from it, such as a cordon of the cluster's own, if they do.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub closed: Option<String>,
+    /// Why GPUs of it are kept from work since they failed, if any are, until it passes a check.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quarantine: Option<String>,
+    /// The slots of these GPUs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub quarantined: Vec<u32>,
     /// Its domain of each level of the pool.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub domains: BTreeMap<String, String>,

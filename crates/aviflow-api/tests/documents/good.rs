@@ -84,7 +84,7 @@ fn the_request_is_what_the_core_decides_by() {
         json!({
             "queue": "default", "priority": -100, "nodes": {"min": 2, "max": 4}, "gpus_per_node": 8,
             "gpu_types": [], "ranks_per_node": 8, "time_limit": 90_000, "preemptible": false,
-            "failures_allowed": 2, "grace": 30_000, "checkpoint_every": null,
+            "failures_allowed": 2, "keep_on_failure": null, "grace": 30_000, "checkpoint_every": null,
             "topology": {"require": null, "prefer": null, "maxWait": null},
         })
     );

@@ -32,8 +32,8 @@ const KEPT: usize = 8;
 pub struct Place {
     /// The rank.
     pub rank: Option<u32>,
-    /// The node and its name.
-    pub node: Option<(NodeId, String)>,
+    /// The node.
+    pub node: Option<NodeId>,
     /// The GPU's slot there.
     pub gpu: Option<u32>,
 }
@@ -49,6 +49,8 @@ pub struct Situation<'a> {
     pub place: Place,
     /// Whether an agent of each worker is connected, so that ranks can be started again without new workers.
     pub agents: bool,
+    /// Whether only the words of a rank say what it is: no driver, kubelet or watch did.
+    pub words: bool,
     /// Whether a failure of the application may be followed by another attempt (`retry.failures`).
     pub retry_left: bool,
     /// What was done before.
@@ -99,7 +101,11 @@ pub struct Decision {
     pub blame: Blame,
     /// Whether it spends a retry.
     pub charged: bool,
-    /// What happened and why this follows, in a sentence without a full stop.
+    /// What happened.
+    pub kind: Kind,
+    /// Where.
+    pub place: Place,
+    /// Why this follows, in a sentence without a full stop; "its" is of what stands in `place`.
     pub reason: String,
     /// What a person may do next.
     pub next: String,
@@ -130,8 +136,8 @@ impl Past {
             self.failures = self.failures.saturating_add(1);
         } else if !decision.blame.is_hardware() {
             self.restarts = self.restarts.saturating_add(1);
-            if let Some((node, _)) = &situation.place.node {
-                keep(&mut self.suspects, *node);
+            if let Some(node) = situation.place.node {
+                keep(&mut self.suspects, node);
             }
         }
     }
@@ -165,25 +171,26 @@ fn keep<T>(list: &mut VecDeque<T>, item: T) {
 pub fn decide(situation: &Situation<'_>) -> Decision {
     let fault = situation.kind.fault();
     let asks = situation.asks.unwrap_or(Asks::Watch);
-    let what = said(situation);
     let told = |action, blame, reason: String| Decision {
         action,
         blame,
         charged: false,
-        reason: format!("{what}: {reason}"),
+        kind: situation.kind,
+        place: situation.place.clone(),
+        reason,
         next: fault.next.to_owned(),
     };
     // What the driver says of a GPU explains what the ranks on it said.
-    if let Some((node, name)) = situation.place.node.clone().filter(|_| asks.blame().is_hardware()) {
+    if let Some(node) = situation.place.node.filter(|_| asks.blame().is_hardware()) {
         let (action, reason) = match asks {
             Asks::ResetGpu => {
                 let gpu = situation.place.gpu;
-                let which = gpu.map_or("its GPUs are".to_owned(), |gpu| format!("its GPU {gpu} is"));
-                (Action::ResetGpu { node, gpu }, format!("{which} reset before anything else runs there; {name}"))
+                let which = if gpu.is_some() { "its GPU is" } else { "its GPUs are" };
+                (Action::ResetGpu { node, gpu }, format!("{which} reset before anything else runs there"))
             }
-            _ => (Action::Drain { node }, format!("{name} takes nothing new until it was checked; it")),
+            _ => (Action::Drain { node }, "its node takes nothing new until it was checked".to_owned()),
         };
-        return told(action, asks.blame(), format!("{reason} is left out of the next attempt ({})", asks.words()));
+        return told(action, asks.blame(), format!("{reason}, and is left out of the next attempt ({})", asks.words()));
     }
     let blame = if asks == Asks::RestartApplication { Blame::Application } else { fault.blame };
     if situation.kind == Kind::Xid && asks != Asks::RestartApplication {
@@ -210,17 +217,22 @@ type Told<'a> = &'a dyn Fn(Action, Blame, String) -> Decision;
 /// A machine's fault that no XID tells.
 fn elsewhere(situation: &Situation<'_>, told: Told<'_>) -> Decision {
     let fault = situation.kind.fault();
-    let Some((node, name)) = situation.place.node.clone() else {
+    let Some(node) = situation.place.node else {
         return told(Action::RestartGang, fault.blame, "the gang starts again; no node is named".to_owned());
     };
     match situation.kind {
+        // A program's word drains no node: another one takes its place, and what comes again there counts.
+        _ if situation.words => {
+            let reason = "as its last lines say; another node takes the place of its own".to_owned();
+            told(Action::Replace { node: Some(node) }, Blame::Unknown, reason)
+        }
         // It is gone: whether it comes back as it was is seen when it does.
         Kind::NodeLost => {
-            let reason = format!("the gang starts again with another node instead of {name}");
+            let reason = "the gang starts again, with another node where there is one".to_owned();
             told(Action::Replace { node: Some(node) }, fault.blame, reason)
         }
         _ => {
-            let reason = format!("{name} takes nothing new until it was checked, the gang starts again without it");
+            let reason = "its node takes nothing new until it was checked, the gang starts again without it".to_owned();
             told(Action::Drain { node }, fault.blame, reason)
         }
     }
@@ -256,9 +268,9 @@ fn nobody(situation: &Situation<'_>, blame: Blame, told: Told<'_>) -> Decision {
             format!("{} restarts, the last on other nodes, brought no new checkpoint: it stops", past.restarts);
         return told(Action::Stop, blame, reason);
     }
-    let suspect = situation.place.node.clone().filter(|(node, _)| past.suspects.contains(node));
-    if let Some((node, name)) = suspect {
-        let reason = format!("{name} stood out for the second time, another node takes its place");
+    let suspect = situation.place.node.filter(|node| past.suspects.contains(node));
+    if let Some(node) = suspect {
+        let reason = "its node stood out for the second time, another one takes its place".to_owned();
         return told(Action::Replace { node: Some(node) }, blame, reason);
     }
     match past.restarts {
@@ -268,23 +280,9 @@ fn nobody(situation: &Situation<'_>, blame: Blame, told: Told<'_>) -> Decision {
         0 => told(Action::RestartGang, blame, "it may pass, a new gang starts as not every agent is there".to_owned()),
         1 => told(Action::RestartGang, blame, "the second one since the last checkpoint, a new gang starts".to_owned()),
         _ => {
-            let node = situation.place.node.as_ref().map(|(node, _)| *node);
+            let node = situation.place.node;
             told(Action::Replace { node }, blame, "it came again in a new gang, it is tried on other nodes".to_owned())
         }
-    }
-}
-
-/// What happened where: `CUDA error on rank 3 (node gpu-7)`.
-fn said(situation: &Situation<'_>) -> String {
-    let Place { rank, node, gpu } = &situation.place;
-    let mut what = situation.kind.to_string();
-    if let Some(rank) = rank {
-        what += &format!(" on rank {rank}");
-    }
-    match (node, gpu) {
-        (Some((_, name)), Some(gpu)) => what + &format!(" (node {name}, GPU {gpu})"),
-        (Some((_, name)), None) => what + &format!(" (node {name})"),
-        (None, _) => what,
     }
 }
 

@@ -163,7 +163,7 @@ pub struct Finding {
 }
 
 impl Finding {
-    fn new(kind: Kind, at: Time, detail: String) -> Finding {
+    pub(crate) fn new(kind: Kind, at: Time, detail: String) -> Finding {
         Finding { kind, at, rank: None, node: None, gpu: None, because: None, asks: None, detail }
     }
 

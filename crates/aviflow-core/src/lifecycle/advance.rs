@@ -1,9 +1,11 @@
 //! A step in its snapshot: the job, its nodes and the ledger change together.
 
-use super::{Action, Effect, Event, Moment, step};
-use crate::gpus::GpuSet;
+use super::{Action, Effect, Event, Moment, MomentKind, step};
+use crate::gpus::{GpuSet, Slots};
+use crate::health::Kind;
+use crate::health::quarantine::{self, Outcome, Rules, Seen};
 use crate::ledger::{Entry, Owner, Posting, unallocated};
-use crate::model::{Job, JobId, Node, NodeId, Phase, Snapshot};
+use crate::model::{Job, JobId, Node, NodeCondition, NodeId, Phase, Snapshot};
 use crate::time::Time;
 use std::collections::BTreeSet;
 
@@ -24,6 +26,8 @@ pub struct Advance {
     pub usage: BTreeSet<(String, String)>,
     /// Whether what is remembered of ended jobs changed.
     pub history: bool,
+    /// Whether what is known of faults of nodes changed.
+    pub quarantines: bool,
 }
 
 /// Applies an event to a job of the snapshot. A job that ends leaves the
@@ -51,6 +55,7 @@ pub fn advance(snapshot: &mut Snapshot, id: JobId, event: &Event, at: Time, now:
                 out.nodes.extend(gpus.iter().map(|(n, _)| n));
                 out.entries.extend(snapshot.ledger.post(&Posting { gpus, state, owner, at }));
             }
+            Effect::Blame(seen) => blamed(snapshot, id, &seen, job.attempts, now, &mut out),
             Effect::Moment(kind) => {
                 out.moments.push(Moment { job: id, at: at.min(now), attempt: job.attempts, kind });
             }
@@ -135,10 +140,57 @@ fn release(snapshot: &mut Snapshot, gpus: &GpuSet, at: Time, now: Time, out: &mu
             n.leaving = n.leaving.without(leaving);
             n.gpus = n.gpus.without(leaving);
             n.unhealthy = n.unhealthy.and(n.gpus);
+            n.quarantined = n.quarantined.and(n.gpus);
             let size = n.gpus;
             out.entries.extend(snapshot.ledger.resize_node(node, size, now));
         }
     }
+}
+
+/// Notes a fault of a node or GPU, which is kept from work if it was not the first or asks for it.
+fn blamed(snapshot: &mut Snapshot, job: JobId, seen: &Seen, attempt: u32, now: Time, out: &mut Advance) {
+    let Some(node) = snapshot.nodes.get(&seen.node) else { return };
+    // A worker may be lost with its pod or its agent, which says nothing of its node.
+    if seen.kind == Kind::NodeLost && node.condition != NodeCondition::Gone {
+        return;
+    }
+    let name = node.pool.clone();
+    let pool = quarantine_pool(snapshot, &name);
+    let book = snapshot.quarantines.entry(name).or_default();
+    let outcome = book.note(seen, pool, &Rules::default());
+    out.quarantines = true;
+    let kind = match outcome {
+        Outcome::Ignored | Outcome::Noted | Outcome::Already => return,
+        Outcome::Quarantined { reason } => MomentKind::Quarantined { node: seen.node, gpu: seen.gpu, reason },
+        Outcome::Exceeds { reason } => MomentKind::NotQuarantined { node: seen.node, reason },
+    };
+    out.entries.extend(set_quarantined(snapshot, seen.node, now));
+    out.nodes.insert(seen.node);
+    out.moments.push(Moment { job, at: now, attempt, kind });
+}
+
+/// The nodes of a pool, as far as the budget of quarantines asks.
+#[must_use]
+pub fn quarantine_pool(snapshot: &Snapshot, name: &str) -> quarantine::Pool {
+    let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+    let nodes = || snapshot.nodes.values().filter(|n| n.pool == name && !n.gpus.is_empty());
+    let open = nodes().filter(|n| n.condition == NodeCondition::Ready && n.closed.is_none()).count();
+    let gpus = nodes().map(|n| n.gpus.count()).max().unwrap_or_default();
+    quarantine::Pool { nodes: count(nodes().count()), open: count(open), gpus }
+}
+
+/// Makes a node's book agree with what its pool's quarantine says of it.
+pub fn set_quarantined(snapshot: &mut Snapshot, id: NodeId, now: Time) -> Vec<Entry> {
+    let Some(node) = snapshot.nodes.get(&id) else { return Vec::new() };
+    let (slots, reason) = snapshot.quarantines.get(&node.pool).map_or((Slots::NONE, None), |book| {
+        let reason = book.kept().find(|(n, _)| *n == id).map(|(_, kept)| kept.reason.clone());
+        (book.of(id, node.gpus), reason)
+    });
+    let change = |node: &mut Node| {
+        node.quarantined = slots;
+        node.quarantine = reason;
+    };
+    set_condition(snapshot, id, change, now)
 }
 
 /// Changes a node, and with it what counts as used by others; books its unallocated GPUs accordingly.

@@ -2,6 +2,7 @@
 
 use super::Change;
 use crate::health::News;
+use crate::health::decide::Decision;
 use crate::model::{Ending, EvictionCause, Failure, JobId, JobKey, NodeId};
 use crate::time::Time;
 use serde::{Deserialize, Serialize};
@@ -52,6 +53,11 @@ pub enum MomentKind {
     AskedToLeave { worker: u32, node: NodeId, reason: String },
     RequeueAsked { rank: u32 },
     Found { news: News },
+    Decided { decision: Decision },
+    Again { epoch: u32 },
+    Kept { until: Time },
+    Quarantined { node: NodeId, gpu: Option<u32>, reason: String },
+    NotQuarantined { node: NodeId, reason: String },
     QueuedAgain { not_before: Option<Time> },
     Succeeded,
     Failed { failure: Failure },

@@ -1,6 +1,7 @@
 //! What follows once a gang's last process is gone: the end, or the queue, and which counter it costs.
 
-use super::{Action, Effect, MomentKind, PLATFORM_CODE, REFUSALS, TIME_LIMIT_CODE, back_off, leave};
+use super::{Action, Effect, MomentKind, PLATFORM_CODE, REFUSALS, TIME_LIMIT_CODE, back_off, fault, leave};
+use crate::health::decide;
 use crate::model::{Cause, Failure, Intent, Job, Phase, Refusal, Stopping};
 use crate::time::{Span, Time};
 
@@ -17,9 +18,10 @@ pub(super) fn fail(job: &mut Job, failure: Failure, fx: &mut Vec<Effect>) {
 /// What follows once the last process of the gang is gone.
 pub(super) fn resolve(job: &mut Job, now: Time, fx: &mut Vec<Effect>) {
     let Some(gang) = job.phase.gang() else { return };
-    if !gang.all_gone() {
+    if !gang.all_gone() || fault::stays(job, now, fx) {
         return;
     }
+    let Some(gang) = job.phase.gang() else { return };
     let ended = gang.workers.iter().filter_map(|w| w.ended).max().unwrap_or(now);
     let had = i64::from(gang.gpu_count()) * ended.since(gang.placed).0;
     let nodes = gang.nodes().collect();
@@ -56,19 +58,20 @@ pub(super) fn resolve(job: &mut Job, now: Time, fx: &mut Vec<Effect>) {
                 let limit = job.request.time_limit.unwrap_or_default();
                 fail(job, Failure { cause: Cause::TimeLimit { limit }, exit_code: TIME_LIMIT_CODE, at: now }, fx);
             }
-            Intent::Failure(failure) => {
-                job.counters.failures += 1;
-                if job.counters.failures > job.request.failures_allowed {
-                    fail(job, failure, fx);
-                } else {
-                    let wait = back_off(job.counters.failures - 1);
-                    queue_again(job, Some(now + wait), fx);
-                }
+            Intent::Failure(failure) | Intent::NodeFailure(failure) if stopping.kept_until.is_some() => {
+                fail(job, failure, fx);
             }
-            Intent::NodeFailure(_) => {
-                job.counters.node_failures += 1;
-                let wait = back_off(job.counters.node_failures - 1);
-                queue_again(job, short.then_some(now + wait), fx);
+            Intent::Failure(failure) | Intent::NodeFailure(failure) => {
+                let verdict = fault::judge(job, &stopping.gang, failure);
+                fault::note(job, &stopping.gang, &verdict, now, fx);
+                let charged = verdict.decision.charged;
+                let n = if charged { job.counters.failures } else { job.counters.node_failures };
+                if verdict.decision.action == decide::Action::Stop {
+                    fail(job, verdict.failure, fx);
+                } else {
+                    let wait = back_off(n.saturating_sub(1));
+                    queue_again(job, (short || charged).then_some(now + wait), fx);
+                }
             }
             Intent::Requeue => {
                 job.counters.suspensions += 1;

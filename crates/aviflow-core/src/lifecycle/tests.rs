@@ -81,12 +81,23 @@ impl Case {
         let last_lines = vec![format!("last words of {worker}")];
         self.worker(
             worker,
-            WorkerEvent::RankExited { rank: worker, code, signal: None, stopping, last_lines, last_step: None },
+            WorkerEvent::RankExited {
+                rank: worker,
+                code,
+                signal: None,
+                stopping,
+                last_lines,
+                last_step: None,
+                why: None,
+            },
         )
     }
 
     fn gone(&mut self, worker: u32) -> &mut Case {
-        self.worker(worker, WorkerEvent::Gone { ranks: BTreeMap::new(), reason: None, last_step: None })
+        self.worker(
+            worker,
+            WorkerEvent::Gone { ranks: BTreeMap::new(), reason: None, last_step: None, next_port: None },
+        )
     }
 
     fn phase(&self) -> &'static str {
@@ -139,6 +150,7 @@ fn the_rank_that_failed_first_is_named_though_it_is_heard_later() {
         stopping: false,
         last_lines: vec![],
         last_step: None,
+        why: None,
     };
     c.event_ago(&Event::Worker { attempt: 1, epoch: 1, worker: 0, event }, Span(500)).gone(0).gone(1);
     let Some(Phase::Failed(failure)) = c.last.as_ref().map(|j| &j.phase) else { panic!() };
@@ -322,6 +334,7 @@ fn time_until_the_first_step_is_starting_and_lost_work_is_repeating() {
         stopping: false,
         last_lines: vec![],
         last_step,
+        why: None,
     };
     c.at(60).worker(0, exit(0, Some(140))).gone(0).exit_as(1, 143, true).gone(1);
     c.at(70).running().at(75).worker(0, WorkerEvent::FirstStep { step: 101 });
@@ -397,8 +410,9 @@ fn absence_is_not_charged_to_the_job() {
         stopping,
         last_lines: vec![],
         last_step: None,
+        why: None,
     };
-    let end = || WorkerEvent::Gone { ranks: BTreeMap::new(), reason: None, last_step: None };
+    let end = || WorkerEvent::Gone { ranks: BTreeMap::new(), reason: None, last_step: None, next_port: None };
     c.event_ago(&worker(0, exit(false, 1)), ago(599)).event_ago(&worker(0, end()), ago(600));
     c.event_ago(&worker(1, exit(true, 143)), ago(601)).event_ago(&worker(1, end()), ago(602));
     assert_eq!(c.phase(), "Queued");

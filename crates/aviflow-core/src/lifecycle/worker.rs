@@ -40,10 +40,10 @@ pub(super) fn step(job: &mut Job, index: usize, event: &WorkerEvent, at: Time, n
         }
         WorkerEvent::Refused { reason, lasting } => refused(job, index, reason, *lasting, at, fx),
         WorkerEvent::Leaving { reason, within } => leaving(job, index, reason, *within, now, fx),
-        WorkerEvent::RankExited { rank, code, signal, stopping, last_lines, last_step } => {
+        WorkerEvent::RankExited { rank, code, signal, stopping, last_lines, last_step, why } => {
             reached(job, *last_step);
-            let last_lines = last_lines.clone();
-            let exit = Exit { code: *code, signal: *signal, at, last_lines, stopping: *stopping };
+            let (last_lines, why) = (last_lines.clone(), why.clone());
+            let exit = Exit { code: *code, signal: *signal, at, last_lines, stopping: *stopping, why };
             rank_exited(job, index, *rank, exit, fx);
         }
         WorkerEvent::FirstStep { step } => first_step(job, *step, at, fx),
@@ -71,7 +71,7 @@ pub(super) fn step(job: &mut Job, index: usize, event: &WorkerEvent, at: Time, n
             fx.push(Effect::Moment(MomentKind::CheckpointFailed { step: *step }));
         }
         WorkerEvent::Facts { values } => fx.push(Effect::Moment(MomentKind::Facts { values: values.clone() })),
-        WorkerEvent::Gone { ranks, reason, last_step } => {
+        WorkerEvent::Gone { ranks, reason, last_step, next_port } => {
             reached(job, *last_step);
             for (rank, end) in ranks {
                 let exit = Exit {
@@ -80,8 +80,12 @@ pub(super) fn step(job: &mut Job, index: usize, event: &WorkerEvent, at: Time, n
                     at: at - end.before,
                     last_lines: end.last_lines.clone(),
                     stopping: end.stopping,
+                    why: end.why.clone(),
                 };
                 rank_exited(job, index, *rank, exit, fx);
+            }
+            if let Some(gang) = gang_mut(job) {
+                gang.workers[index].next_port = *next_port;
             }
             gone(job, index, reason.as_deref(), at, now, fx);
         }
@@ -106,25 +110,23 @@ fn gang_mut(job: &mut Job) -> Option<&mut Gang> {
     }
 }
 
-fn post(gang: &Gang, state: GpuState, at: Time, fx: &mut Vec<Effect>) {
+pub(super) fn post(gang: &Gang, state: GpuState, at: Time, fx: &mut Vec<Effect>) {
     fx.push(Effect::Post { gpus: gang.gpus(), state, at, attempt: gang.attempt });
 }
 
 /// Gives the word to start once every worker is ready. Given again to a worker
 /// that reports ready again, since the word may have been lost with a crash.
-fn confirm(job: &Job, fx: &mut Vec<Effect>) {
-    let Phase::Starting(gang) = &job.phase else { return };
+pub(super) fn confirm(job: &Job, fx: &mut Vec<Effect>) {
+    fx.extend(word(job).map(Effect::Act));
+}
+
+pub(super) fn word(job: &Job) -> Option<Action> {
+    let Phase::Starting(gang) = &job.phase else { return None };
     if gang.workers.iter().any(|w| w.state < WorkerState::Ready) {
-        return;
+        return None;
     }
-    if let Some(rank0) = gang.workers[0].address.clone() {
-        fx.push(Effect::Act(Action::Confirm {
-            attempt: gang.attempt,
-            epoch: gang.epoch,
-            rank0,
-            best_step: job.best_step,
-        }));
-    }
+    let rank0 = gang.workers.first()?.address.clone()?;
+    Some(Action::Confirm { attempt: gang.attempt, epoch: gang.epoch, rank0, best_step: job.best_step })
 }
 
 fn up(job: &mut Job, index: usize, at: Time, fx: &mut Vec<Effect>) {
@@ -140,9 +142,9 @@ fn running_if_all_up(job: &mut Job, at: Time, fx: &mut Vec<Effect>) {
     if let Phase::Starting(gang) = &mut job.phase
         && gang.workers.iter().all(|w| w.state >= WorkerState::Up)
     {
-        let at = at.max(gang.placed);
+        let at = at.max(gang.began());
         gang.up = Some(at);
-        job.startup = Some(at.since(gang.placed));
+        job.startup = Some(at.since(gang.began()));
         let ranks = ranks * index_u32(gang.workers.len());
         fx.push(Effect::Moment(MomentKind::Running { ranks }));
         post(gang, GpuState::Productive, at, fx);
@@ -159,7 +161,7 @@ fn first_step(job: &mut Job, step: u64, at: Time, fx: &mut Vec<Effect>) {
         return;
     }
     gang.stepped = true;
-    job.startup = Some(at.since(gang.placed));
+    job.startup = Some(at.since(gang.began()));
     gang.repeating = job.best_step.is_some_and(|best| step <= best);
     fx.push(Effect::Moment(MomentKind::FirstStep { step }));
     post(gang, GpuState::Starting, gang.up.unwrap_or(at), fx);
@@ -180,6 +182,11 @@ fn checkpoint(job: &mut Job, step: u64, path: &str, at: Time, fx: &mut Vec<Effec
     // Whoever saves itself now was asked to stop.
     job.saves_on_request |= matches!(job.phase, Phase::Suspending(_) | Phase::Stopping(_));
     let newer = job.checkpoint.as_ref().is_none_or(|c| (c.attempt, c.step) < (attempt, step));
+    // It gets on: what happened before is over.
+    if job.checkpoint.as_ref().is_none_or(|c| c.step < step) {
+        job.past.checkpoint();
+        job.avoid.clear();
+    }
     if newer {
         job.checkpoint = Some(Checkpoint { step, path: path.to_owned(), at, attempt });
         fx.push(Effect::Moment(MomentKind::CheckpointComplete { step, path: path.to_owned() }));
@@ -218,7 +225,7 @@ fn rank_exited(job: &mut Job, index: usize, rank: u32, exit: Exit, fx: &mut Vec<
 
 /// Begins to stop a gang that has failed; where it already is being stopped for
 /// a failure, the one that happened first is the one to report.
-fn failing(job: &mut Job, failure: Failure, node_failure: bool, at: Time, fx: &mut Vec<Effect>) {
+pub(super) fn failing(job: &mut Job, failure: Failure, node_failure: bool, at: Time, fx: &mut Vec<Effect>) {
     match &mut job.phase {
         Phase::Starting(_) | Phase::Running(_) => {
             fx.push(Effect::Moment(MomentKind::Failing { failure: failure.clone() }));
@@ -295,6 +302,7 @@ fn lost(job: &mut Job, index: usize, reason: &str, at: Time, now: Time, fx: &mut
     let Some(gang) = gang_mut(job) else { return };
     let attempt = gang.attempt;
     let worker = &mut gang.workers[index];
+    worker.next_port = None;
     worker.state = WorkerState::Gone;
     worker.ended = Some(now);
     let node = worker.node;

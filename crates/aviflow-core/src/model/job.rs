@@ -1,6 +1,7 @@
 //! A job: what it asks for and what is known of it.
 
 use super::{EnvironmentHash, Estimate, JobId, JobKey, NodeId, Phase, Placement, Refusal};
+use crate::health::decide::Past;
 use crate::time::{Span, Time};
 use serde::{Deserialize, Serialize};
 
@@ -33,6 +34,9 @@ pub struct Request {
     /// Where in the topology the gang may be.
     #[serde(default)]
     pub topology: Topology,
+    /// How long its GPUs are kept after it failed, for somebody to look around; not at all if none.
+    #[serde(default)]
+    pub keep_on_failure: Option<Span>,
 }
 
 /// Where in the topology a gang may be. Levels are those of the pool, or `node`.
@@ -89,6 +93,7 @@ impl Request {
             grace: Span::seconds(30),
             checkpoint_every: None,
             topology: Topology::default(),
+            keep_on_failure: None,
         }
     }
 
@@ -178,6 +183,12 @@ pub struct Job {
     /// The nodes of its last attempt by worker, so that the next one keeps ranks where they were.
     #[serde(default)]
     pub last_nodes: Vec<NodeId>,
+    /// What happened since its last new complete checkpoint, for what is done about the next fault.
+    #[serde(default)]
+    pub past: Past,
+    /// Nodes that it leaves where others have room: it failed there since its last new checkpoint.
+    #[serde(default)]
+    pub avoid: Vec<NodeId>,
 }
 
 /// A job that must have ended before another may start.
@@ -331,6 +342,8 @@ impl Job {
             startup: None,
             estimate: None,
             last_nodes: Vec::new(),
+            past: Past::default(),
+            avoid: Vec::new(),
         }
     }
 

@@ -2,6 +2,8 @@
 
 use super::NodeId;
 use crate::gpus::{GpuSet, Slots};
+use crate::health::xid::Asks;
+use crate::health::{Finding, Kind};
 use crate::time::{Span, Time};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -50,6 +52,9 @@ pub struct Stopping {
     pub gang: Gang,
     /// What follows when its last process is gone.
     pub intent: Intent,
+    /// That its processes are gone, and it keeps its GPUs until then for somebody to look around (`--keep-on-failure`).
+    #[serde(default)]
+    pub kept_until: Option<Time>,
 }
 
 /// Why a gang is being stopped, which decides what follows.
@@ -138,9 +143,37 @@ pub struct Gang {
     pub stepped: bool,
     /// Whether it trains again what earlier attempts had reached.
     pub repeating: bool,
+    /// When the present epoch began, where it is not the first.
+    #[serde(default)]
+    pub again: Option<Time>,
+    /// What NVIDIA's driver said of its GPUs, the newest last, at most [`Gang::XIDS`].
+    #[serde(default)]
+    pub xids: Vec<XidSeen>,
+}
+
+/// An XID on a node of a gang.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct XidSeen {
+    /// When.
+    pub at: Time,
+    /// The node.
+    pub node: NodeId,
+    /// The GPU's slot, where it is known.
+    pub gpu: Option<u32>,
+    /// What it asks for.
+    pub asks: Asks,
 }
 
 impl Gang {
+    /// How many XIDs it keeps.
+    pub const XIDS: usize = 16;
+
+    /// When its present epoch began: with its GPUs, or with a restart in place.
+    #[must_use]
+    pub fn began(&self) -> Time {
+        self.again.unwrap_or(self.placed)
+    }
+
     /// The GPUs that the gang holds.
     #[must_use]
     pub fn gpus(&self) -> GpuSet {
@@ -181,6 +214,9 @@ pub struct Worker {
     /// When its last process was gone.
     #[serde(default)]
     pub ended: Option<Time>,
+    /// Once it ended, the port on which rank 0 of another epoch could listen there: its agent waits for one.
+    #[serde(default)]
+    pub next_port: Option<u16>,
 }
 
 impl Worker {
@@ -228,6 +264,23 @@ pub struct Exit {
     /// Whether its agent had begun to stop it before: then its end, also one with 0, is not its own.
     #[serde(default)]
     pub stopping: bool,
+    /// Why, as its agent read it of what the rank left; none if it ended with 0, or of an agent that does not say.
+    #[serde(default)]
+    pub why: Option<Why>,
+}
+
+/// Why a rank ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Why {
+    /// The class.
+    pub kind: Kind,
+    /// Whether it may only be the effect of another rank's end.
+    #[serde(default)]
+    pub consequence: bool,
+    /// The line that tells, if one does.
+    #[serde(default)]
+    pub line: String,
 }
 
 /// That the cluster would not take a worker.
@@ -297,6 +350,13 @@ pub enum Cause {
     TimeLimit {
         /// The limit.
         limit: Span,
+    },
+    /// The watch over its gang found what ends it: it hung, for example.
+    Found {
+        /// The attempt.
+        attempt: u32,
+        /// What.
+        finding: Finding,
     },
     /// What its object in the cluster says: the store that knew more was lost.
     Recorded {

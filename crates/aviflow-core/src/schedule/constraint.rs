@@ -149,7 +149,7 @@ fn could_fit(pass: &mut Pass<'_>, ask: &Ask<'_>) -> bool {
     if pass.whole.is_none() {
         let healthy = |id| {
             let there = pass.snapshot.nodes.get(id).filter(|n| n.condition != NodeCondition::Gone);
-            there.map_or(Slots::NONE, |n| n.gpus.without(n.unhealthy))
+            there.map_or(Slots::NONE, |n| n.gpus.without(n.broken()))
         };
         pass.whole = Some(View::new(pass.grid, pass.grid.ids.iter().map(healthy).collect()));
     }
@@ -283,7 +283,7 @@ pub fn never_fits(snapshot: &Snapshot, request: &Request) -> Option<Constraint> 
         if !request.gpu_types.is_empty() && !request.gpu_types.contains(&node.gpu_type) {
             continue;
         }
-        if node.gpus.without(node.unhealthy).count() < request.gpus_per_node {
+        if node.gpus.without(node.broken()).count() < request.gpus_per_node {
             continue;
         }
         let domain = match require {

@@ -441,7 +441,13 @@ impl<'a> Pass<'a> {
             most -= 1;
         }
         let nodes = (class.nodes.min, most);
-        Some(Wanted { nodes, gpus_per_node: class.gpus_per_node, within, last: &ask.job.last_nodes })
+        Some(Wanted {
+            nodes,
+            gpus_per_node: class.gpus_per_node,
+            within,
+            last: &ask.job.last_nodes,
+            avoid: &ask.job.avoid,
+        })
     }
 
     /// GPUs of a type that others were promised before the job would end, by queue.

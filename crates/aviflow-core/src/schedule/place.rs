@@ -15,6 +15,8 @@ pub(super) struct Wanted<'a> {
     pub(super) within: usize,
     /// The nodes of the last attempt.
     pub(super) last: &'a [NodeId],
+    /// Nodes to be left where others have room.
+    pub(super) avoid: &'a [NodeId],
 }
 
 /// The place of a gang on the free GPUs of a segment; none if there is none.
@@ -22,7 +24,8 @@ pub(super) fn place(grid: &Grid, segment: &Segment, view: &View, wanted: &Wanted
     let (level, domain, nodes) = choose(grid, segment, view, wanted)?;
     let mut picked: Vec<usize> = Vec::with_capacity(nodes as usize);
     // Where its files are cached and its ranks were; packing matters more for parts of nodes.
-    let again = wanted.last.iter().filter_map(|id| grid.index.get(id).copied());
+    let again = wanted.last.iter().filter(|id| !wanted.avoid.contains(id));
+    let again = again.filter_map(|id| grid.index.get(id).copied());
     let again = again.filter(|n| domain.nodes.contains(n) && view.free[*n].count() >= wanted.gpus_per_node);
     let mut again: Vec<usize> = again.take(nodes as usize).collect();
     again.sort_unstable();
@@ -35,6 +38,7 @@ pub(super) fn place(grid: &Grid, segment: &Segment, view: &View, wanted: &Wanted
     if picked.len() < nodes as usize {
         return None;
     }
+    leave(grid, segment, view, wanted, &mut picked);
     // Neighbours in the topology are neighbours in rank.
     picked.sort_unstable();
     let order = keep_ranks(grid, picked, wanted.last);
@@ -43,6 +47,31 @@ pub(super) fn place(grid: &Grid, segment: &Segment, view: &View, wanted: &Wanted
         .map(|n| Some((grid.ids[n], view.free[n].lowest(wanted.gpus_per_node)?)))
         .collect::<Option<_>>()
         .map(Placement)
+}
+
+/// Puts others in the place of nodes that are to be left: the nearest that have room, the fullest of these. Where
+/// there are none, they stay.
+fn leave(grid: &Grid, segment: &Segment, view: &View, wanted: &Wanted<'_>, picked: &mut [usize]) {
+    let avoid: Vec<usize> = wanted.avoid.iter().filter_map(|id| grid.index.get(id).copied()).collect();
+    if avoid.is_empty() {
+        return;
+    }
+    for i in 0..picked.len() {
+        if !avoid.contains(&picked[i]) {
+            continue;
+        }
+        let others: Vec<usize> = (0..picked.len()).filter(|j| *j != i).map(|j| picked[j]).collect();
+        let holds = |d: &&Domain| d.nodes.contains(&picked[i]) && others.iter().all(|n| d.nodes.contains(n));
+        let fits =
+            |n: &usize| view.free[*n].count() >= wanted.gpus_per_node && !avoid.contains(n) && !picked.contains(n);
+        let levels = 0..=wanted.within.min(segment.top());
+        let another = levels
+            .flat_map(|level| segment.domains[level].iter().filter(holds))
+            .find_map(|d| d.nodes.clone().filter(fits).min_by_key(|n| (view.free[*n].count(), *n)));
+        if let Some(another) = another {
+            picked[i] = another;
+        }
+    }
 }
 
 /// The same, on the given nodes (in order) before others.

@@ -116,6 +116,7 @@ mod tests {
             grace: Span(0),
             checkpoint_every: None,
             topology: Default::default(),
+            keep_on_failure: None,
         };
         let key = JobKey { namespace: "default".into(), name: id.to_string() };
         let mut job = Job::submitted(JobId(id), key, "ada".into(), request, None, Time(0));

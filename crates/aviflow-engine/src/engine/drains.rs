@@ -3,6 +3,8 @@
 use super::jobs::Whose;
 use super::{Answer, DrainName, DrainOrder, Engine, Refusal, Work};
 use crate::ports::{ActKind, Store};
+use aviflow_core::health::quarantine::Rules;
+use aviflow_core::lifecycle;
 use aviflow_core::model::{Drain, NodeId, RollingDrain};
 use aviflow_core::time::Span;
 use std::collections::BTreeSet;
@@ -43,6 +45,26 @@ impl<S: Store> Engine<S> {
             self.act(ActKind::Node, name, what, whose, work);
         }
         Answer::done(warnings)
+    }
+
+    /// A node passed its check: only this ends a quarantine. Others that were beyond the budget may begin then.
+    pub(super) fn passed(&mut self, name: &str, whose: Whose<'_>, work: &mut Work) -> Answer {
+        let Some(id) = self.node_named(name) else { return Answer::Refused(Refusal::NoSuchNode(name.to_owned())) };
+        let Some(pool) = self.snapshot.nodes.get(&id).map(|node| node.pool.clone()) else { return Answer::Done };
+        let sizes = lifecycle::quarantine_pool(&self.snapshot, &pool);
+        let Some(book) = self.snapshot.quarantines.get_mut(&pool) else { return Answer::Done };
+        let kept = book.passed(id);
+        let others = book.settle(sizes, &Rules::default());
+        work.quarantines = true;
+        for node in others.into_iter().chain([id]) {
+            let entries = lifecycle::set_quarantined(&mut self.snapshot, node, self.now);
+            work.entries.extend(entries);
+            work.nodes.insert(node);
+        }
+        if kept {
+            self.act(ActKind::Node, name, format!("checked node {name}, which ends its quarantine"), whose, work);
+        }
+        Answer::Done
     }
 
     pub(super) fn drain(&mut self, order: &DrainOrder, work: &mut Work) -> Answer {

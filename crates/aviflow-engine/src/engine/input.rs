@@ -131,6 +131,15 @@ pub enum Input {
         /// Why.
         reason: Option<String>,
     },
+    /// A node passed its check: what was kept from work since it failed takes work again.
+    Passed {
+        /// The node's name.
+        node: String,
+        /// Who had it checked.
+        by: String,
+        /// Why.
+        reason: Option<String>,
+    },
     /// A person wants nodes to be empty.
     Drain(DrainOrder),
     /// A person calls a drain off.

@@ -39,6 +39,7 @@ impl<S: Store> Engine<S> {
             Input::SetPolicy { policy, by, reason } => self.set_policy(policy, (by, reason.as_ref()), work),
             Input::Pause { on, by, reason } => self.pause(*on, (by, reason.as_ref()), work),
             Input::Cordon { node, cordoned, by, reason } => self.cordon(node, *cordoned, (by, reason.as_ref()), work),
+            Input::Passed { node, by, reason } => self.passed(node, (by, reason.as_ref()), work),
             Input::Drain(order) => self.drain(order, work),
             Input::CancelDrain { drain, by, reason } => self.cancel_drain(drain, (by, reason.as_ref()), work),
         })

@@ -199,7 +199,7 @@ fn warnings(snapshot: &Snapshot, queue: &Queue) -> Vec<String> {
     let mut there: BTreeMap<&str, u64> = BTreeMap::new();
     for node in snapshot.nodes.values() {
         let gpus = match node.condition {
-            NodeCondition::Ready | NodeCondition::Cordoned => node.gpus.without(node.unhealthy).count(),
+            NodeCondition::Ready | NodeCondition::Cordoned => node.gpus.without(node.broken()).count(),
             NodeCondition::Gone => 0,
         };
         *there.entry(&node.gpu_type).or_default() += u64::from(gpus);

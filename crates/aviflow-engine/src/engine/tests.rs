@@ -171,8 +171,8 @@ impl World {
 /// The last report of a worker with one rank.
 fn gone(worker: u32, stopping: bool) -> WorkerEvent {
     let code = if stopping { 143 } else { 0 };
-    let end = lifecycle::RankEnd { code, signal: None, stopping, before: Span(0), last_lines: Vec::new() };
-    WorkerEvent::Gone { ranks: [(worker, end)].into(), reason: None, last_step: None }
+    let end = lifecycle::RankEnd { code, signal: None, stopping, before: Span(0), last_lines: Vec::new(), why: None };
+    WorkerEvent::Gone { ranks: [(worker, end)].into(), reason: None, last_step: None, next_port: None }
 }
 
 fn apply(queue: Queue) -> Input {
@@ -215,6 +215,7 @@ fn submission(name: &str, nodes: u32, gpus: u32) -> Submission {
             time_limit: None,
             preemptible: true,
             retry: Retry { failures: 0 },
+            keep_on_failure: None,
             after: Vec::new(),
             seed: None,
             notify: Vec::new(),

@@ -95,6 +95,9 @@ fn what(kind: &MomentKind) -> Option<String> {
         MomentKind::DependencyMet { .. } => "dependency met".to_owned(),
         MomentKind::DependencyFailed { .. } => "dependency failed".to_owned(),
         MomentKind::AskedToLeave { .. } => "asked to leave".to_owned(),
+        MomentKind::Again { .. } => "again in place".to_owned(),
+        MomentKind::Kept { .. } => "kept after a failure".to_owned(),
+        MomentKind::Quarantined { .. } => "quarantine".to_owned(),
         MomentKind::Submitted { .. }
         | MomentKind::Rebuilt
         | MomentKind::Placed { .. }
@@ -112,6 +115,8 @@ fn what(kind: &MomentKind) -> Option<String> {
         | MomentKind::Refused { .. }
         | MomentKind::RequeueAsked { .. }
         | MomentKind::Found { .. }
+        | MomentKind::Decided { .. }
+        | MomentKind::NotQuarantined { .. }
         | MomentKind::QueuedAgain { .. }
         | MomentKind::Succeeded
         | MomentKind::Failed { .. }

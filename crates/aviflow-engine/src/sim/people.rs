@@ -206,6 +206,7 @@ fn submission(job: &JobScript) -> Submission {
             time_limit: None,
             preemptible: job.preemptible,
             retry: Retry { failures: job.failures_allowed },
+            keep_on_failure: None,
             after: after.collect(),
             seed: None,
             notify: Vec::new(),

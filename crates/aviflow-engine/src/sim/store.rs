@@ -86,6 +86,7 @@ impl SimStore {
             && durable.usage == snapshot.usage
             && durable.history == snapshot.history
             && durable.drains == snapshot.drains
+            && durable.quarantines == snapshot.quarantines
     }
 }
 
@@ -204,6 +205,9 @@ impl Durable {
         if let Some(drains) = &batch.drains {
             self.loaded.last_drain = drains.iter().map(|d| d.id).fold(self.loaded.last_drain, u64::max);
             snapshot.drains.clone_from(drains);
+        }
+        if let Some(quarantines) = &batch.quarantines {
+            snapshot.quarantines.clone_from(quarantines);
         }
         if let Some(paused) = &batch.paused {
             snapshot.paused.clone_from(paused);

@@ -40,6 +40,10 @@ pub(super) struct Truth {
     pub(super) refused: bool,
     /// Whether it would have refused it anywhere.
     pub(super) impossible: bool,
+    /// The epoch that was begun last, and how many of those before failed or lost a worker.
+    pub(super) epoch: u32,
+    pub(super) failed_before: usize,
+    pub(super) lost_before: usize,
     /// Ranks that ended with 0, by rank.
     pub(super) finished: BTreeSet<u32>,
     /// Ranks there are.
@@ -65,6 +69,10 @@ struct Worker {
     agent: bool,
     connects: bool,
     gone: bool,
+    /// The epoch that it was told to start last; 0 before the first.
+    epoch: u32,
+    /// Whether its agent waits for another one.
+    waits: bool,
     stopping: bool,
     started: bool,
     /// When its ranks began, and what they had done before.
@@ -82,6 +90,9 @@ impl Worker {
         self.ranks.iter().any(Option::is_none)
     }
 }
+
+/// An epoch of a worker.
+type Epoch = (Key, u32);
 
 #[derive(Clone, Debug)]
 enum Happening {
@@ -128,7 +139,8 @@ pub(super) struct World {
     steady: bool,
     scripts: BTreeMap<String, JobScript>,
     items: Vec<Item>,
-    agenda: BTreeMap<(Time, u64), Happening>,
+    /// What is to happen, and of which epoch of a worker it is.
+    agenda: BTreeMap<(Time, u64), (Happening, Option<Epoch>)>,
     next_number: u64,
     up: bool,
     term: Term,
@@ -195,7 +207,24 @@ impl World {
 
     fn at(&mut self, time: Time, happening: Happening) {
         self.next_number += 1;
-        self.agenda.insert((time.max(self.now), self.next_number), happening);
+        let of = match &happening {
+            Happening::Up(key)
+            | Happening::Step { key, .. }
+            | Happening::Save { key, .. }
+            | Happening::RankEnds { key, .. }
+            | Happening::Empty(key, _)
+            | Happening::Stop(key, _)
+            | Happening::AskToLeave(key) => self.workers.get(key).map(|w| (*key, w.epoch.max(1))),
+            Happening::Script(_)
+            | Happening::Restart
+            | Happening::Hello(_)
+            | Happening::LostSeen(..)
+            | Happening::Deliver { .. }
+            | Happening::Say(_)
+            | Happening::NodeBack(_)
+            | Happening::Refuse(..) => None,
+        };
+        self.agenda.insert((time.max(self.now), self.next_number), (happening, of));
     }
 
     fn draw(&self, key: Key, what: u64, below: u64) -> i64 {
@@ -229,8 +258,11 @@ impl World {
             if at > self.now {
                 break;
             }
-            let Some(happening) = self.agenda.remove(&(at, number)) else { break };
-            self.one(happening, &mut out);
+            let Some((happening, of)) = self.agenda.remove(&(at, number)) else { break };
+            // What an earlier epoch would have done does not come to it.
+            if of.is_none_or(|(key, epoch)| self.workers.get(&key).is_none_or(|w| w.epoch.max(1) == epoch)) {
+                self.one(happening, &mut out);
+            }
         }
         out
     }
@@ -461,8 +493,12 @@ impl World {
                     self.confirm(key, *epoch, *best_step);
                 }
             }
-            Order::Stop { job, attempt, grace, .. } => {
+            Order::Stop { job, attempt, epoch, grace, .. } => {
                 for key in self.of_attempt(*job, *attempt) {
+                    // One that never heard of the epoch ends it all the same.
+                    if *epoch > 1 {
+                        self.begins(key, *epoch);
+                    }
                     self.after(key, 20, 0, 50, Happening::Stop(key, grace.0));
                 }
             }
@@ -487,21 +523,18 @@ impl World {
     }
 
     fn confirm(&mut self, key: Key, epoch: u32, best_step: Option<u64>) {
-        let Some(w) = self.workers.get(&key) else { return };
-        if !w.agent || w.started || w.stopping || w.gone {
+        if !self.begins(key, epoch) {
             return;
         }
-        if !w.hello {
+        let Some(w) = self.workers.get_mut(&key) else { return };
+        w.started = true;
+        let (name, hello) = (w.name.clone(), w.hello);
+        if !hello {
             self.wrong.push(format!("{key:?} is confirmed and was never ready"));
         }
-        let script = self.scripts[&w.name].clone();
-        if let Some(w) = self.workers.get_mut(&key) {
-            w.started = true;
-        }
-        let _ = epoch;
-        let outcome = script.outcome(key.1);
+        let script = self.scripts[&name].clone();
         let chosen = self.draw((key.0, key.1, 0), 33, u64::from(script.nodes)) == i64::from(key.2);
-        if outcome == Outcome::LaunchFails && chosen {
+        if self.outcome(key) == Outcome::LaunchFails && chosen {
             self.truth.entry((key.0, key.1)).or_default().launch_failed = true;
             self.event(key, self.now, WorkerEvent::LaunchFailed { reason: "no such program".to_owned() });
             self.after(key, 34, 5, 20, Happening::Empty(key, Some("its ranks could not be started".to_owned())));

@@ -65,7 +65,9 @@ fn of_event(job: JobId, worker: u32, event: &WorkerEvent, snapshot: &Snapshot) -
         WorkerEvent::FirstStep { step } => Some(Fact::FirstStep { step: *step }),
         WorkerEvent::CheckpointBegun { .. } => Some(Fact::CheckpointBegun),
         WorkerEvent::CheckpointComplete { .. } => Some(Fact::CheckpointOver { complete: true }),
-        WorkerEvent::CheckpointFailed { .. } => Some(Fact::CheckpointOver { complete: false }),
+        WorkerEvent::CheckpointGoesOn { .. } | WorkerEvent::CheckpointFailed { .. } => {
+            Some(Fact::CheckpointOver { complete: false })
+        }
         WorkerEvent::Ready { .. }
         | WorkerEvent::Up
         | WorkerEvent::Refused { .. }

@@ -141,6 +141,7 @@ impl Written {
                 Cause::Rank { .. }
                 | Cause::WorkerLost { .. }
                 | Cause::TimeLimit { .. }
+                | Cause::Found { .. }
                 | Cause::Environment { .. }
                 | Cause::Recorded { .. } => explain::failure_short(failure),
             }),
@@ -181,6 +182,7 @@ impl Written {
             time_limit: job.request.time_limit.map(Length),
             held: job.held.clone(),
             attempt: Some(job.attempts),
+            epoch: job.phase.gang().map(|gang| gang.epoch).filter(|epoch| *epoch > 1),
             counters: counters(&job.counters),
             ran: Some(job.ran.0),
             on: nodes.iter().take(MOST_NODES).cloned().collect(),
@@ -234,7 +236,7 @@ fn bounded(text: &str) -> String {
 /// A status as a merge patch that leaves nothing of the one before but the image, which never changes.
 pub(super) fn patch(status: &TrainingJobStatus) -> Value {
     /// Every field that may be absent, as it is called in the object.
-    const FIELDS: [&str; 21] = [
+    const FIELDS: [&str; 22] = [
         "observedGeneration",
         "phase",
         "reason",
@@ -243,6 +245,7 @@ pub(super) fn patch(status: &TrainingJobStatus) -> Value {
         "timeLimit",
         "held",
         "attempt",
+        "epoch",
         "counters",
         "ran",
         "on",
@@ -302,6 +305,7 @@ mod tests {
             grace: Span::seconds(30),
             checkpoint_every: None,
             topology: Default::default(),
+            keep_on_failure: None,
         };
         let key = JobKey { namespace: "default".into(), name: "llama".into() };
         Job::submitted(JobId(7), key, "ann".into(), request, None, Time(1_700_000_000_123))

@@ -89,19 +89,21 @@ impl Gangs {
             address: None,
             exits: BTreeMap::new(),
             ended: None,
+            next_port: None,
         };
         let placed = pods.values().filter_map(|p| p.since).min().unwrap_or(now).min(up.unwrap_or(now)).min(now);
         let workers = places.into_iter().map(worker).collect();
         let stepped = up.is_some() && job.best_step.is_some();
-        // No gang is restarted in place yet, so its epoch is the first.
-        let gang = Gang { attempt, epoch: 1, placed, up, workers, stepped, repeating: false };
+        let epoch = told.status.epoch.unwrap_or(1);
+        let (again, xids) = ((epoch > 1).then_some(up.unwrap_or(now)), Vec::new());
+        let gang = Gang { attempt, epoch, placed, up, workers, stepped, repeating: false, again, xids };
         Ok(match word {
             PhaseWord::Starting => Phase::Starting(gang),
             PhaseWord::Suspending => Phase::Suspending(Suspending { gang, by: SUSPENDER.to_owned(), asked: false }),
             PhaseWord::Stopping => {
                 let by = told.status.reason.as_deref().and_then(canceller).map(str::to_owned);
                 let intent = by.map_or(Intent::Requeue, |by| Intent::Cancel { by });
-                Phase::Stopping(Stopping { gang, intent })
+                Phase::Stopping(Stopping { gang, intent, kept_until: None })
             }
             _ => Phase::Running(gang),
         })

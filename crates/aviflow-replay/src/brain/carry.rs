@@ -92,6 +92,7 @@ fn start(snapshot: &mut Snapshot, id: JobId, placement: &Placement, restart: Spa
         address: None,
         exits: BTreeMap::new(),
         ended: None,
+        next_port: None,
     };
     let job = waiting(snapshot, id)?;
     job.attempts += 1;
@@ -105,6 +106,8 @@ fn start(snapshot: &mut Snapshot, id: JobId, placement: &Placement, restart: Spa
         workers: placement.0.iter().copied().map(worker).collect(),
         stepped: true,
         repeating: false,
+        again: None,
+        xids: Vec::new(),
     });
     let (gpus, estimate) = (job.request.gpus(), job.estimate.filter(|_| first));
     if let Some(estimate) = estimate {

@@ -66,7 +66,7 @@ async fn following_from_submission_to_the_end_misses_nothing_and_repeats_nothing
     let expected: Vec<String> = (0..500).map(|n| format!("line {n}")).collect();
     assert_eq!(texts(&logged), expected);
     let kinds: Vec<&str> = all.iter().filter_map(|e| e["entry"]["kind"].as_str()).collect();
-    assert_eq!(kinds, ["submitted", "placed", "running", "failing", "failed"]);
+    assert_eq!(kinds, ["submitted", "placed", "running", "failing", "decided", "failed"]);
     let last_point = all.iter().rev().find(|e| e["type"] == "progress").unwrap();
     assert_eq!(last_point["point"]["step"], 485);
     assert_eq!(all.last().unwrap(), &json!({ "type": "end", "exitCode": 7 }));

@@ -151,8 +151,8 @@ impl Cluster for FakeCluster {
 /// The last word of a worker with one rank.
 pub(crate) fn gone(code: i32, last_lines: &[&str]) -> WorkerEvent {
     let last_lines = last_lines.iter().map(|l| (*l).to_owned()).collect();
-    let end = RankEnd { code, signal: None, stopping: code == 143, before: Span(0), last_lines };
-    WorkerEvent::Gone { ranks: BTreeMap::from([(0, end)]), reason: None, last_step: None }
+    let end = RankEnd { code, signal: None, stopping: code == 143, before: Span(0), last_lines, why: None };
+    WorkerEvent::Gone { ranks: BTreeMap::from([(0, end)]), reason: None, last_step: None, next_port: None }
 }
 
 /// A machine without processes.

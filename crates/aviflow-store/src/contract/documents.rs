@@ -1,12 +1,16 @@
 //! Random documents of administrators, and what follows from them.
 
 use super::world::Rng;
+use aviflow_core::health::Kind;
+use aviflow_core::health::fault::Blame;
+use aviflow_core::health::quarantine::{self, Quarantine, Rules, Seen};
 use aviflow_core::model::{
     Decayed, Drain, Estimate, Histogram, History, NodeId, Policy, Pool, Queue, QueueDefaults, QueueState, Quota,
     RollingDrain, TimeSharing,
 };
-use aviflow_core::time::Span;
+use aviflow_core::time::{Span, Time};
 use aviflow_engine::ports::{Act, ActKind};
+use std::collections::BTreeMap;
 
 fn span(rng: &mut Rng) -> Span {
     Span(rng.time().0)
@@ -93,6 +97,23 @@ pub(super) fn drain(rng: &mut Rng) -> Drain {
 }
 
 /// Drains that go on, of which the last is new.
+pub(super) fn quarantines(rng: &mut Rng) -> BTreeMap<String, Quarantine> {
+    let mut book = Quarantine::default();
+    for _ in 0..rng.below(4) {
+        let seen = Seen {
+            kind: Kind::Xid,
+            blame: Blame::Gpu,
+            node: NodeId(rng.small(9)),
+            gpu: Some(rng.small(8)),
+            job: None,
+            at: Time(7),
+            at_once: true,
+        };
+        book.note(&seen, quarantine::Pool { nodes: 40, open: 40, gpus: 8 }, &Rules::default());
+    }
+    BTreeMap::from([(rng.text(), book)])
+}
+
 pub(super) fn drains(rng: &mut Rng, last: u64) -> Vec<RollingDrain> {
     let new = rng.below(2);
     let ids = last.saturating_sub(rng.below(3))..=last + new;
@@ -110,7 +131,7 @@ pub(super) fn drains(rng: &mut Rng, last: u64) -> Vec<RollingDrain> {
     .collect()
 }
 
-pub(super) fn act(rng: &mut Rng, at: aviflow_core::time::Time) -> Act {
+pub(super) fn act(rng: &mut Rng, at: Time) -> Act {
     Act {
         at,
         by: rng.text(),

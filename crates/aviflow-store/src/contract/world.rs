@@ -2,12 +2,15 @@
 
 use super::documents;
 use aviflow_core::gpus::{GpuSet, Slots};
+use aviflow_core::health::culprit::Because;
+use aviflow_core::health::xid::Asks;
+use aviflow_core::health::{Finding, Kind};
 use aviflow_core::ledger::{Entry, GpuState, Open, Owner};
 use aviflow_core::lifecycle::{Moment, MomentKind};
 use aviflow_core::model::{
     Address, Beneficiary, Cause, Checkpoint, Claim, Counters, Dependency, Ending, EnvironmentHash, EnvironmentState,
     Eviction, EvictionCause, Exit, Failure, Gang, Intent, Job, JobId, JobKey, Node, NodeCondition, NodeId, NodeRange,
-    Phase, Placement, Refusal, Request, Stopping, Suspending, Topology, TurnedOut, Worker, WorkerState,
+    Phase, Placement, Refusal, Request, Stopping, Suspending, Topology, TurnedOut, Why, Worker, WorkerState, XidSeen,
 };
 use aviflow_core::time::{Span, Time};
 use aviflow_engine::ports::{Act, Batch, JobRecord, Loaded};
@@ -114,6 +117,7 @@ impl World {
         }
         batch.history = (rng.below(4) == 0).then(|| documents::history(rng));
         batch.drains = (rng.below(3) == 0).then(|| documents::drains(rng, self.model.last_drain));
+        batch.quarantines = (rng.below(4) == 0).then(|| documents::quarantines(rng));
         batch.acts = (0..rng.below(3)).map(|_| documents::act(rng, batch.at)).collect();
         if rng.chance() {
             let state = match rng.below(3) {
@@ -204,6 +208,9 @@ impl World {
             model.last_drain = drains.iter().map(|d| d.id).fold(model.last_drain, u64::max);
             model.snapshot.drains.clone_from(drains);
         }
+        if let Some(quarantines) = &batch.quarantines {
+            model.snapshot.quarantines.clone_from(quarantines);
+        }
         for (node, open) in &batch.open {
             model.snapshot.ledger.restore(*node, open.clone());
         }
@@ -257,6 +264,7 @@ fn random_job(rng: &mut Rng, id: JobId) -> Job {
         grace: Span::seconds(30),
         checkpoint_every: rng.chance().then(|| Span(rng.time().0)),
         topology: Topology { require: rng.chance().then(|| rng.text()), ..Topology::default() },
+        keep_on_failure: rng.chance().then(|| Span(rng.time().0)),
     };
     let environment = rng.chance().then(|| EnvironmentHash(format!("{:064x}", rng.below(3))));
     Job {
@@ -302,6 +310,7 @@ fn random_job(rng: &mut Rng, id: JobId) -> Job {
         gpu_time: Span(rng.time().0),
         saves_on_request: rng.chance(),
         last_nodes: vec![NodeId(rng.small(9))],
+        avoid: vec![NodeId(rng.small(9))],
         ..Job::submitted(id, key, user, request, environment, rng.time())
     }
 }
@@ -317,7 +326,11 @@ fn random_phase(rng: &mut Rng) -> Phase {
         2 => Phase::Starting(random_gang(rng)),
         3 => Phase::Running(random_gang(rng)),
         4 => Phase::Suspending(Suspending { gang: random_gang(rng), by: rng.text(), asked: rng.chance() }),
-        5 => Phase::Stopping(Stopping { gang: random_gang(rng), intent: random_intent(rng) }),
+        5 => Phase::Stopping(Stopping {
+            gang: random_gang(rng),
+            intent: random_intent(rng),
+            kept_until: rng.chance().then(|| rng.time()),
+        }),
         6 => Phase::Succeeded,
         7 => Phase::Failed(random_failure(rng)),
         _ => Phase::Cancelled { by: rng.text() },
@@ -342,11 +355,18 @@ fn random_refusal(rng: &mut Rng) -> Refusal {
 
 fn random_failure(rng: &mut Rng) -> Failure {
     let (attempt, worker, node) = (rng.small(9), rng.small(9), NodeId(rng.small(9)));
-    let cause = match rng.below(5) {
+    let cause = match rng.below(6) {
         0 => Cause::Rank { attempt, rank: rng.small(9), worker, node, exit: random_exit(rng) },
         1 => Cause::WorkerLost { attempt, worker, node, reason: rng.text() },
         2 => Cause::Launch { attempt, worker, node, reason: rng.text() },
         3 => Cause::TimeLimit { limit: Span(7) },
+        4 => {
+            let (rank, node, gpu) = (Some(3), Some(node), Some(1));
+            let (because, asks) = (Some(Because::OtherStack), Some(Asks::Cordon));
+            let finding =
+                Finding { kind: Kind::Hang, at: rng.time(), rank, node, gpu, because, asks, detail: rng.text() };
+            Cause::Found { attempt, finding }
+        }
         _ => Cause::Environment { reason: rng.text() },
     };
     Failure { cause, exit_code: 125, at: rng.time() }
@@ -354,7 +374,8 @@ fn random_failure(rng: &mut Rng) -> Failure {
 
 fn random_exit(rng: &mut Rng) -> Exit {
     let last_lines = (0..rng.below(3)).map(|_| rng.text()).collect();
-    Exit { code: 137, signal: rng.chance().then_some(9), at: rng.time(), last_lines, stopping: rng.chance() }
+    let why = rng.chance().then(|| Why { kind: Kind::Cuda, consequence: rng.chance(), line: rng.text() });
+    Exit { code: 137, signal: rng.chance().then_some(9), at: rng.time(), last_lines, stopping: rng.chance(), why }
 }
 
 fn random_gang(rng: &mut Rng) -> Gang {
@@ -366,6 +387,7 @@ fn random_gang(rng: &mut Rng) -> Gang {
             state: states[usize::try_from(rng.below(4)).unwrap_or(0)],
             address: rng.chance().then(|| Address { host: "10.0.0.1".into(), port: 29_500 }),
             ended: rng.chance().then(|| rng.time()),
+            next_port: rng.chance().then_some(29_501),
             exits: (0..rng.small(3)).map(|rank| (rank * 8, random_exit(rng))).collect(),
         })
         .collect();
@@ -377,6 +399,8 @@ fn random_gang(rng: &mut Rng) -> Gang {
         workers,
         stepped: rng.chance(),
         repeating: rng.chance(),
+        again: rng.chance().then(|| rng.time()),
+        xids: vec![XidSeen { at: rng.time(), node: NodeId(1), gpu: Some(3), asks: Asks::ResetGpu }],
     }
 }
 
@@ -386,6 +410,8 @@ fn random_node(rng: &mut Rng, id: NodeId) -> Node {
     Node {
         held: Slots(rng.number()),
         unhealthy: Slots(rng.number()),
+        quarantined: Slots(rng.number()),
+        quarantine: rng.chance().then(|| rng.text()),
         leaving: Slots::NONE,
         others: rng.small(9),
         foreign: Slots(rng.number()),

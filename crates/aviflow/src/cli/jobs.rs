@@ -61,6 +61,10 @@ pub struct SubmitArgs {
     #[arg(long, value_name = "DURATION")]
     pub time_limit: Option<String>,
 
+    /// How long the GPUs are kept after the job failed for good, for looking around with `aviflow exec`
+    #[arg(long, value_name = "DURATION")]
+    pub keep_on_failure: Option<String>,
+
     /// The seed that the training gets; one is drawn if nothing is said
     #[arg(long, value_name = "N")]
     pub seed: Option<String>,

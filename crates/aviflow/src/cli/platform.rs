@@ -265,6 +265,7 @@ pub struct ServeArgs {
         value_parser = clap::value_parser!(u32).range(1..=86_400)
     )]
     pub hang_after: Option<u32>,
+
     /// The hosts that notifications of jobs may be posted to, as chat.example or *.corp.example; several with commas
     /// [default: any, but link-local addresses, and with --kube this machine]
     #[arg(long, env = "AVIFLOW_NOTIFY_HOSTS", value_name = "HOST", value_delimiter = ',')]

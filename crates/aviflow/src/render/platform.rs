@@ -80,6 +80,12 @@ pub fn node(node: &NodeInfo, view: View) -> String {
     pairs.put("others", if others == 0 { String::new() } else { format!("use {others} of them") });
     let closed = node.closed.as_ref().map(|why| format!("to new work, by the cluster: {why}; what runs goes on"));
     pairs.put("closed", closed.unwrap_or_default());
+    let slots = || node.quarantined.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
+    let kept = node
+        .quarantine
+        .as_ref()
+        .map(|why| format!("GPU {} since they failed ({why}); `aviflow node check {}` ends it", slots(), node.name));
+    pairs.put("quarantine", kept.unwrap_or_default());
     pairs.put("drain", node.drain.as_ref().map_or(String::new(), |w| window(w, view.now)));
     out.push_str(&pairs.render(view));
     out.push('\n');
@@ -202,6 +208,8 @@ mod tests {
             domains: BTreeMap::new(),
             drain: None,
             closed: None,
+            quarantine: None,
+            quarantined: Vec::new(),
             gpus: (0..8).map(gpu).collect(),
         }
     }

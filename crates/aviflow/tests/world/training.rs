@@ -12,7 +12,8 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-/// Runs train.py; stands still where HOLDS, such as `1:15 2:25` (attempt and step), says so.
+/// Runs train.py; stands still where HOLDS, such as `1:15 2:25`, says so: the number of the start, whether a new attempt
+/// or in place, and the step.
 const HELD: &str = r#"import os, runpy
 import aviflow
 
@@ -20,7 +21,7 @@ log = aviflow.log
 
 def held(step, **values):
     log(step, **values)
-    hold = f"{aviflow.attempt()}:{step}"
+    hold = f"{aviflow.attempt() + int(os.environ['AVIFLOW_EPOCH']) - 1}:{step}"
     if aviflow.rank() == 0 and hold in os.environ["HOLDS"].split():
         aviflow.flush()
         print(f"held after step {step}", flush=True)

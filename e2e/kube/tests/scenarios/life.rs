@@ -30,11 +30,13 @@ pub fn a_failing_job_says_why(world: &mut World) -> Result<()> {
         let object = world.cluster.object("bad")?;
         Ok((object["status"]["phase"] == "Failed").then_some(object))
     })?;
-    ensure!(object["status"]["attempt"] == 2, "one retry was allowed: {}", object["status"]);
+    ensure!(object["status"]["attempt"] == 1, "its ranks start again in the same pods: {}", object["status"]);
     let reason = object["status"]["reason"].as_str().unwrap_or_default();
     ensure!(reason.contains("rank 1") && reason.contains('3'), "{reason}");
     let shown = world.plane.ok(&["show", "bad"])?;
     ensure!(shown.contains("about to fail"), "the last lines of the rank that failed: {shown}");
+    ensure!(shown.contains("the ranks start again where they are (epoch 2)"), "one retry was allowed: {shown}");
+    ensure!(shown.contains("no retry is left"), "and no more: {shown}");
     balanced(world)
 }
 

@@ -9,11 +9,11 @@ fn all() -> &'static Settings {
 }
 
 fn place() -> Place {
-    Place { rank: Some(3), node: Some((NODE, "gpu-7".to_owned())), gpu: None }
+    Place { rank: Some(3), node: Some(NODE), gpu: None }
 }
 
 fn situation(kind: Kind, past: &Past) -> Situation<'_> {
-    Situation { kind, asks: None, place: place(), agents: true, retry_left: true, past, settings: all() }
+    Situation { kind, asks: None, place: place(), agents: true, words: false, retry_left: true, past, settings: all() }
 }
 
 /// The same fault again and again, without a checkpoint in between; what is done each time.
@@ -64,7 +64,7 @@ fn what_nobody_is_to_blame_for_changes_more_each_time() {
     let other = |i: u32, s: &mut Situation<'_>| {
         s.kind = Kind::Hang;
         s.retry_left = false;
-        s.place.node = Some((NodeId(i), format!("gpu-{i}")));
+        s.place.node = Some(NodeId(i));
     };
     assert_eq!(again(4, other), [RestartInPlace, RestartGang, Replace { node: Some(NodeId(2)) }, Stop]);
     let unnamed = |_: u32, s: &mut Situation<'_>| {
@@ -154,7 +154,7 @@ fn a_decision_says_why() {
     let mut past = Past::default();
     let first = situation(Kind::GpuOutOfMemory, &past);
     let decision = decide(&first);
-    assert_eq!(decision.reason, "GPU out of memory on rank 3 (node gpu-7): the ranks start again where they are");
+    assert_eq!(decision.reason, "the ranks start again where they are");
     assert_eq!(decision.next, "take a smaller micro-batch, more recomputation or more sharding");
     let first = first.clone();
     let mut after = past.clone();
@@ -162,10 +162,7 @@ fn a_decision_says_why() {
     after.note(&first, &decision, Time(60_000));
     past = after;
     let last = decide(&situation(Kind::Exit, &past));
-    assert_eq!(
-        last.reason,
-        "process exit on rank 3 (node gpu-7): failed 3 times in a row without a new complete checkpoint, it stops"
-    );
+    assert_eq!(last.reason, "failed 3 times in a row without a new complete checkpoint, it stops");
     assert_eq!(
         past.summary(Time(90_000)),
         "GPU out of memory of rank 3 1m 30s ago, GPU out of memory of rank 3 30s ago"
@@ -177,7 +174,7 @@ fn a_decision_says_why() {
     };
     assert_eq!(
         decide(&xid).reason,
-        "XID (node gpu-7, GPU 2): gpu-7 takes nothing new until it was checked; it is left out of the next attempt \
+        "its node takes nothing new until it was checked, and is left out of the next attempt \
          (drain the node and restart the machine)"
     );
 }
@@ -188,7 +185,7 @@ fn the_past_is_bounded_and_survives() {
     for i in 0..10_000 {
         let before = past.clone();
         let mut now = situation(Kind::Hang, &before);
-        now.place.node = Some((NodeId(i), String::new()));
+        now.place.node = Some(NodeId(i));
         let decision = decide(&now);
         past.note(&now, &decision, Time(i64::from(i)));
     }

@@ -190,9 +190,10 @@ impl World {
             stopping: false,
             last_lines: vec![format!("last words of {worker}")],
             last_step: None,
+            why: None,
         };
         self.advance(id, &Event::Worker { attempt, epoch: 0, worker, event: exit });
-        let gone = WorkerEvent::Gone { ranks: BTreeMap::new(), reason: None, last_step: None };
+        let gone = WorkerEvent::Gone { ranks: BTreeMap::new(), reason: None, last_step: None, next_port: None };
         self.advance(id, &Event::Worker { attempt, epoch: 0, worker, event: gone });
         self.turn()
     }
@@ -287,17 +288,31 @@ impl World {
             }
             Kind::End if running => {
                 for (w, _) in workers {
-                    let end =
-                        RankEnd { code: 0, signal: None, stopping: false, before: Span(0), last_lines: Vec::new() };
+                    let end = RankEnd {
+                        code: 0,
+                        signal: None,
+                        stopping: false,
+                        before: Span(0),
+                        last_lines: Vec::new(),
+                        why: None,
+                    };
                     let ranks = BTreeMap::from([(w, end)]);
-                    self.advance(id, &worker(w, WorkerEvent::Gone { ranks, reason: None, last_step: None }));
+                    self.advance(
+                        id,
+                        &worker(w, WorkerEvent::Gone { ranks, reason: None, last_step: None, next_port: None }),
+                    );
                 }
             }
             Kind::End => {}
             Kind::Gone => {
                 for (w, node) in workers {
                     if !self.silent.contains(&node) {
-                        let gone = WorkerEvent::Gone { ranks: BTreeMap::new(), reason: None, last_step: None };
+                        let gone = WorkerEvent::Gone {
+                            ranks: BTreeMap::new(),
+                            reason: None,
+                            last_step: None,
+                            next_port: None,
+                        };
                         self.advance(id, &worker(w, gone));
                     }
                 }

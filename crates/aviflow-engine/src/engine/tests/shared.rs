@@ -37,7 +37,7 @@ impl World {
 }
 
 fn nobody() -> WorkerEvent {
-    WorkerEvent::Gone { ranks: BTreeMap::new(), reason: None, last_step: None }
+    WorkerEvent::Gone { ranks: BTreeMap::new(), reason: None, last_step: None, next_port: None }
 }
 
 /// The orders of a turn in short.

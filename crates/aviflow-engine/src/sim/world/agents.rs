@@ -14,7 +14,12 @@ impl World {
         if self.removed.contains(&key) {
             self.wrong.push(format!("{key:?} is launched after it was removed"));
         }
-        if self.workers.contains_key(&key) {
+        if let Some(w) = self.workers.get(&key) {
+            // Found dead, and nothing tells whether another epoch of it was decided.
+            if !w.agent && w.gone {
+                self.truth.entry((key.0, key.1)).or_default().lost = true;
+                self.after(key, 97, 5, 100, Happening::LostSeen(key, self.now));
+            }
             return;
         }
         let workers = u64::from(script.nodes);
@@ -40,6 +45,8 @@ impl World {
                 agent: !dead,
                 connects: !mute && !refused,
                 gone: false,
+                epoch: 0,
+                waits: false,
                 shut_out,
                 stopping: false,
                 started: false,
@@ -61,12 +68,51 @@ impl World {
 
     pub(super) fn hello(&mut self, key: Key) {
         let Some(w) = self.workers.get_mut(&key) else { return };
-        if !w.agent || w.gone || !self.up {
+        if !w.agent || (w.gone && !w.waits) || !self.up {
             return;
         }
         w.hello = true;
         let address = Address { host: "127.0.0.1".to_owned(), port: 4000 };
         self.event(key, self.now, WorkerEvent::Ready { address });
+    }
+
+    /// Whether a worker obeys the word to start an epoch; where it is not the first, it begins anew.
+    pub(super) fn begins(&mut self, key: Key, epoch: u32) -> bool {
+        let Some(w) = self.workers.get_mut(&key) else { return false };
+        if epoch > 1 && epoch > w.epoch {
+            let (living, gone) = (w.agent, w.gone);
+            w.epoch = epoch;
+            if !living {
+                // Nothing is left of it to begin with.
+                if gone {
+                    self.truth.entry((key.0, key.1)).or_default().lost = true;
+                    self.after(key, 96, 5, 100, Happening::LostSeen(key, self.now));
+                }
+                return false;
+            }
+            if !gone {
+                self.wrong.push(format!("{key:?} is to begin epoch {epoch} before the one before has ended"));
+            }
+            (w.gone, w.waits, w.stopping, w.started, w.began) = (false, false, false, false, None);
+            w.ranks.clear();
+            let truth = self.truth.entry((key.0, key.1)).or_default();
+            if truth.epoch < epoch {
+                truth.epoch = epoch;
+                truth.failed_before += usize::from(truth.first_failure.take().is_some() || truth.launch_failed);
+                truth.lost_before += usize::from(truth.lost || truth.launch_failed);
+                (truth.lost, truth.launch_failed) = (false, false);
+                truth.finished.clear();
+            }
+        }
+        w.epoch = w.epoch.max(epoch);
+        w.agent && !w.started && !w.stopping && !w.gone
+    }
+
+    /// How an epoch goes: the first as the script says, others so or well.
+    pub(super) fn outcome(&self, key: Key) -> Outcome {
+        let Some(w) = self.workers.get(&key) else { return Outcome::Succeed };
+        let again = w.epoch > 1 && self.draw((key.0, key.1, 0), 2000 + u64::from(w.epoch), 2) == 0;
+        if again { Outcome::Succeed } else { self.scripts[&w.name].outcome(key.1) }
     }
 
     pub(super) fn ranks_up(&mut self, key: Key) {
@@ -94,7 +140,7 @@ impl World {
         let gang = (key.0, key.1, 0);
         let half = run / 2;
         let workers = u64::from(script.nodes);
-        let outcome = script.outcome(key.1);
+        let outcome = self.outcome(key);
         let chosen = self.draw(gang, 40, workers) == i64::from(key.2);
         let first = key.2 * script.ranks_per_node;
         for rank in first..first + script.ranks_per_node {
@@ -180,7 +226,7 @@ impl World {
         self.event(
             key,
             self.now,
-            WorkerEvent::RankExited { rank, code, signal, stopping: by_agent, last_lines, last_step: None },
+            WorkerEvent::RankExited { rank, code, signal, stopping: by_agent, last_lines, last_step: None, why: None },
         );
         let now = self.now;
         let truth = self.truth.entry((key.0, key.1)).or_default();
@@ -249,6 +295,7 @@ impl World {
             return;
         }
         w.gone = true;
+        let epoch = w.epoch;
         let own_stop = w.stopping.then(|| "the agent stopped its ranks".to_owned());
         let reason = reason.or(own_stop.filter(|_| w.ranks.is_empty()));
         let ranks = (w.first_rank..)
@@ -256,10 +303,18 @@ impl World {
             .filter_map(|(rank, end)| {
                 let End { at, code, stopping } = (*end)?;
                 let signal = (code > 128).then(|| code - 128);
-                Some((rank, RankEnd { code, signal, stopping, before: now.since(at), last_lines: Vec::new() }))
+                Some((
+                    rank,
+                    RankEnd { code, signal, stopping, before: now.since(at), last_lines: Vec::new(), why: None },
+                ))
             })
             .collect();
-        self.event(key, now, WorkerEvent::Gone { ranks, reason, last_step: None });
+        // Some agents are on their way out themselves.
+        let waits = epoch > 0 && self.draw(key, 3000 + u64::from(epoch), 4) > 0;
+        if let Some(w) = self.workers.get_mut(&key) {
+            w.waits = waits;
+        }
+        self.event(key, now, WorkerEvent::Gone { ranks, reason, last_step: None, next_port: waits.then_some(4001) });
     }
 
     pub(super) fn agent_dies(&mut self, key: Key) {
@@ -292,7 +347,11 @@ impl World {
         let Some(w) = self.workers.get_mut(&key) else { return };
         w.sent += 1;
         let seq = w.sent;
-        let epoch = u32::from(!matches!(event, WorkerEvent::Ready { .. }));
+        let epoch = match event {
+            WorkerEvent::Ready { .. } if w.gone => w.epoch + 1,
+            WorkerEvent::Ready { .. } | WorkerEvent::Lost { .. } => 0,
+            _ => w.epoch.max(1),
+        };
         w.outbox.insert(seq, (at, epoch, event.clone()));
         let deliver = Happening::Deliver { key, seq, occurred: at, epoch, event };
         let roll = self.draw(key, 500 + seq, 10);

@@ -12,6 +12,8 @@ pub struct Story {
     ran: bool,
     /// What ended its ranks last, in words.
     ended_by: Option<String>,
+    /// Whether its GPUs are kept after it failed, which was told.
+    kept: bool,
     over: bool,
 }
 
@@ -44,9 +46,19 @@ impl Story {
                 self.ended_by = Some(sentence.to_owned());
                 None
             }
+            MomentKind::Decided { .. } => {
+                let before = self.ended_by.take().map(|before| before + "; ").unwrap_or_default();
+                self.ended_by = Some(before + sentence);
+                None
+            }
+            // It has failed for good, and somebody is to look around now.
+            MomentKind::Kept { .. } => {
+                self.kept = true;
+                happened(NotifyOn::Failed, "Stopping", self.ended_by.take())
+            }
             MomentKind::Failed { .. } => {
                 self.over = true;
-                happened(NotifyOn::Failed, "Failed", None)
+                if self.kept { None } else { happened(NotifyOn::Failed, "Failed", None) }
             }
             MomentKind::Succeeded => {
                 self.over = true;
@@ -77,6 +89,9 @@ impl Story {
             | MomentKind::TimeLimitReached
             | MomentKind::Refused { .. }
             | MomentKind::Found { .. }
+            | MomentKind::Again { .. }
+            | MomentKind::Quarantined { .. }
+            | MomentKind::NotQuarantined { .. }
             | MomentKind::QueuedAgain { .. } => None,
         }
     }

@@ -77,7 +77,8 @@ fn quota_is_charged_until_the_last_process_is_gone_and_not_longer() {
             assert!(matches!(w.phase("j"), "Stopping" | "Suspending"), "{what}: {}", w.phase("j"));
             let attempt = w.job("j").attempts;
             for worker in 0..nodes - 1 {
-                let event = WorkerEvent::Gone { ranks: BTreeMap::new(), reason: None, last_step: None };
+                let event =
+                    WorkerEvent::Gone { ranks: BTreeMap::new(), reason: None, last_step: None, next_port: None };
                 w.event("j", &Event::Worker { attempt, epoch: 0, worker, event });
             }
             w.until(begun + Span::seconds(takes) - Span(1));

@@ -428,14 +428,13 @@ impl<S: Site> Workers<S> {
             worker.start = Some(start);
         }
         drop(state);
-        self.report_lost(lost);
+        lost.into_iter().for_each(|key| self.report_not_again(key));
     }
 
-    fn report_lost(&self, lost: Vec<StreamKey>) {
-        for key in lost {
-            let reason = "its agent ended before the ranks could start again".to_owned();
-            self.report_worker(key, 0, Span(0), WorkerEvent::Lost { reason }, None);
-        }
+    /// Hands on that nothing is left of a worker that could begin another epoch; one that was to begin none has ended.
+    pub fn report_not_again(&self, key: StreamKey) {
+        let reason = "its agent ended before the ranks could start again".to_owned();
+        self.report_worker(key, 0, Span(0), WorkerEvent::Lost { reason }, None);
     }
 
     /// Tells an attempt's workers to stop the ranks of an epoch; `each` sees to it that they do.
@@ -459,7 +458,7 @@ impl<S: Site> Workers<S> {
             worker.stop = Some(stop);
             each(*key, worker);
         }
-        self.report_lost(lost);
+        lost.into_iter().for_each(|key| self.report_not_again(key));
     }
 }
 

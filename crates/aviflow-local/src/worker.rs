@@ -396,8 +396,7 @@ fn finish(shared: &Arc<Shared>, key: StreamKey, folder: &Path, child: Option<Chi
                 };
                 shared.report_worker(key, ended.epoch, ago, event, None);
                 // Another epoch may have been decided that it never heard of; else this says nothing new.
-                let reason = "its agent ended before the ranks could start again".to_owned();
-                shared.report_worker(key, 0, Span(0), WorkerEvent::Lost { reason }, None);
+                shared.report_not_again(key);
             }
             None if !lived => {
                 let reason = format!("the agent did not start: it {}", last_words(folder, exit));

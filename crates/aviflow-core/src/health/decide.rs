@@ -127,16 +127,16 @@ pub struct Past {
 
 impl Past {
     /// Takes in what was decided.
-    pub fn note(&mut self, situation: &Situation<'_>, decision: &Decision, at: Time) {
+    pub fn note(&mut self, decision: &Decision, at: Time) {
         if decision.action == Action::Nothing {
             return;
         }
-        keep(&mut self.faults, (at, situation.kind, situation.place.rank));
+        keep(&mut self.faults, (at, decision.kind, decision.place.rank));
         if decision.blame == Blame::Application {
             self.failures = self.failures.saturating_add(1);
         } else if !decision.blame.is_hardware() {
             self.restarts = self.restarts.saturating_add(1);
-            if let Some(node) = situation.place.node {
+            if let Some(node) = decision.place.node {
                 keep(&mut self.suspects, node);
             }
         }

@@ -13,7 +13,7 @@ use crate::health::quarantine::Seen;
 use crate::health::xid::Asks;
 use crate::health::{Finding, News, Settings};
 use crate::ledger::GpuState;
-use crate::model::{Cause, Failure, Gang, Intent, Job, NodeId, Phase, Why, WorkerState, XidSeen};
+use crate::model::{Cause, Exit, Failure, Gang, Intent, Job, NodeId, Phase, WorkerState, XidSeen};
 use crate::time::{Span, Time};
 
 /// How far apart an XID and the end of a rank that it explains may be.
@@ -58,23 +58,20 @@ pub(super) struct Verdict {
     pub(super) failure: Failure,
     pub(super) decision: Decision,
     finding: Finding,
-    words: bool,
 }
 
 /// Judges a gang of which nothing runs any more.
 pub(super) fn judge(job: &Job, gang: &Gang, failure: Failure) -> Verdict {
     let (failure, finding, words) = named(gang, failure, job.request.ranks_per_node);
     let decision = decide(&situation(job, &finding, agents_wait(job, gang), words, &Settings::all()));
-    Verdict { failure, decision, finding, words }
+    Verdict { failure, decision, finding }
 }
 
 /// Notes what follows from a verdict for the job, and tells it.
 pub(super) fn note(job: &mut Job, gang: &Gang, verdict: &Verdict, now: Time, fx: &mut Vec<Effect>) {
-    let Verdict { decision, finding, words, .. } = verdict;
+    let Verdict { decision, finding, .. } = verdict;
     let (before, past_faults) = (job.past.summary(now), job.past.failures + job.past.restarts);
-    let mut past = job.past.clone();
-    past.note(&situation(job, finding, agents_wait(job, gang), *words, &Settings::all()), decision, now);
-    job.past = past;
+    job.past.note(decision, now);
     match decision.action {
         Action::Replace { node: Some(node) } | Action::ResetGpu { node, .. } | Action::Drain { node } => {
             if !job.avoid.contains(&node) {
@@ -198,7 +195,7 @@ fn blame(job: &Job, finding: &Finding, decision: &Decision, fx: &mut Vec<Effect>
 fn named(gang: &Gang, failure: Failure, per_worker: u32) -> (Failure, Finding, bool) {
     match &failure.cause {
         Cause::Rank { node, exit, rank, .. } => {
-            let first = (*rank, *node, why(exit.code, exit.signal, exit.why.as_ref()));
+            let first = (*rank, *node, why(exit));
             by_ends(gang, failure.clone(), first, per_worker)
         }
         Cause::WorkerLost { node, .. } => {
@@ -228,7 +225,7 @@ fn by_ends(gang: &Gang, failure: Failure, first: (u32, NodeId, Kind), per_worker
         // Who asks to be queued again has not failed.
         for (rank, exit) in worker.exits.iter().filter(|(_, exit)| exit.code != 0 && exit.code != REQUEUE_CODE) {
             if let Some(facts) = facts.get_mut(*rank as usize) {
-                let kind = why(exit.code, exit.signal, exit.why.as_ref());
+                let kind = why(exit);
                 facts.end = Some(End { at: exit.at, kind, stopping: exit.stopping });
             }
         }
@@ -249,7 +246,7 @@ fn by_ends(gang: &Gang, failure: Failure, first: (u32, NodeId, Kind), per_worker
                 node: worker.node,
                 exit: exit.clone(),
             };
-            let kind = why(exit.code, exit.signal, exit.why.as_ref());
+            let kind = why(exit);
             (Failure { cause, exit_code: exit.code, at: exit.at }, kind)
         }
         (Some(_) | None, _) => (failure, first.2),
@@ -272,8 +269,9 @@ fn by_ends(gang: &Gang, failure: Failure, first: (u32, NodeId, Kind), per_worker
 }
 
 /// The class of an end.
-fn why(code: i32, signal: Option<i32>, why: Option<&Why>) -> Kind {
-    match why {
+fn why(exit: &Exit) -> Kind {
+    let Exit { code, signal, .. } = *exit;
+    match &exit.why {
         Some(why) if why.consequence && !matches!(why.kind, Kind::NcclTimeout) => Kind::PeerLost,
         Some(why) => why.kind,
         // SIGTERM that the platform did not send: the launcher's, once another rank of it had failed.

@@ -25,7 +25,7 @@ fn again(n: u32, change: impl Fn(u32, &mut Situation<'_>)) -> Vec<Action> {
         let mut now = situation(Kind::Exit, &before);
         change(i, &mut now);
         let decision = decide(&now);
-        past.note(&now, &decision, Time(i64::from(i)));
+        past.note(&decision, Time(i64::from(i)));
         actions.push(decision.action);
     }
     actions
@@ -54,7 +54,7 @@ fn a_new_checkpoint_is_progress() {
         let now = situation(if i % 2 == 0 { Kind::Exit } else { Kind::Hang }, &before);
         let decision = decide(&now);
         assert_eq!(decision.action, RestartInPlace, "failure {i}");
-        past.note(&now, &decision, Time(i));
+        past.note(&decision, Time(i));
         past.checkpoint();
     }
 }
@@ -156,10 +156,9 @@ fn a_decision_says_why() {
     let decision = decide(&first);
     assert_eq!(decision.reason, "the ranks start again where they are");
     assert_eq!(decision.next, "take a smaller micro-batch, more recomputation or more sharding");
-    let first = first.clone();
     let mut after = past.clone();
-    after.note(&first, &decision, Time(0));
-    after.note(&first, &decision, Time(60_000));
+    after.note(&decision, Time(0));
+    after.note(&decision, Time(60_000));
     past = after;
     let last = decide(&situation(Kind::Exit, &past));
     assert_eq!(last.reason, "failed 3 times in a row without a new complete checkpoint, it stops");
@@ -187,7 +186,7 @@ fn the_past_is_bounded_and_survives() {
         let mut now = situation(Kind::Hang, &before);
         now.place.node = Some(NodeId(i));
         let decision = decide(&now);
-        past.note(&now, &decision, Time(i64::from(i)));
+        past.note(&decision, Time(i64::from(i)));
     }
     assert!(past.faults.len() <= KEPT && past.suspects.len() <= KEPT);
     let text = serde_json::to_string(&past).expect("writes");
